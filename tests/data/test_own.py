@@ -160,13 +160,11 @@ def test_types_of_labels(tmp_path, ending, content, labels):
 def test_long_cells_in_threads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     limit = csv.field_size_limit()
-    for ending, separator in (("csv", ","), ("tsv", "\t")):
-        path = f"~rows.{ending}"  # a name, not a home directory
-        row = f"{'a' * 200_000}{separator}1\n"
-        (tmp_path / path).write_text(f"text{separator}label\n{row * 5}")
-        with ThreadPoolExecutor(8) as pool:
-            for texts, _ in pool.map(read_table, [path] * 16):
-                assert list(map(len, texts)) == [200_000] * 5
+    path = "~rows.csv"  # a name, not a home directory
+    (tmp_path / path).write_text(f"text,label\n{'a' * 200_000},1\n")
+    with ThreadPoolExecutor(8) as pool:
+        for texts, _ in pool.map(read_table, [path] * 16):
+            assert list(map(len, texts)) == [200_000]
     assert csv.field_size_limit() == limit
 
 
