@@ -79,7 +79,10 @@ def test_arrays_are_cached_by_content(cache):
     encode(examples("a b"), VOCABULARY, max_length=16)
     encode(examples("c c"), VOCABULARY, cached=False)
     encode(examples("a b"), dataclasses.replace(VOCABULARY, pad_token="b"))
-    assert len(list(cache.iterdir())) == 5
+    cased = text_tokenizer(VOCABULARY)
+    cased.normalizer = None
+    encode(examples("a b"), dataclasses.replace(VOCABULARY, serialized=cased.to_str()))
+    assert len(list(cache.iterdir())) == 6
 
 
 def test_a_damaged_cache_file_is_replaced(cache):
