@@ -4,7 +4,7 @@ import json
 import pytest
 import tokenizers
 
-from hopfax.data import Example, WordPiece, encode, read_tokenizer
+from hopfax.data import Example, encode, read_tokenizer
 
 BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A", "film", "##s", "!", "e", "é")
 # "Ġ" is the byte-level blank.
@@ -159,16 +159,6 @@ def test_the_published_files_of_gpt2(shared, tmp_path):
 def test_the_padding_token(tmp_path, files, pad_token):
     write_byte_level(tmp_path, GPT2, **files)
     assert read_tokenizer(tmp_path).pad_token == pad_token
-
-
-def test_the_cache_depends_on_the_tokenizer(tmp_path, cache):
-    vocabularies = [WordPiece(tokens=BERT)]
-    for lower in (True, False):
-        write_bert(tmp_path, tokenizer_config_json={"do_lower_case": lower})
-        vocabularies.append(read_tokenizer(tmp_path))
-    ids = [encode([Example("A é", 0, 0)], each).ids[0, 0].tolist() for each in vocabularies]
-    assert ids == [[2, 5, 10, 3], [2, 5, 10, 3], [2, 6, 11, 3]]
-    assert len(list(cache.iterdir())) == 3
 
 
 VOCAB = {"vocab_txt": "\n".join(BERT)}
