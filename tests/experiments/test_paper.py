@@ -21,7 +21,6 @@ def test_the_copy_is_the_reference(shared, name):
     ("title", "model", "level", "corruption", "expected"),
     [
         ("SST-2", "tinybert", 0.5, "gaussian", 55.1),
-        ("SST-2", "robertha", 5, "gaussian", 60.0),
         ("SST-2", "robertha", 0, "gaussian", 81.2),
         ("glue", "robertha-no-iteration-no-esr", 2, "gaussian", 51.6),
         ("AdvSST-2", "robertha", 0, "none", 48.4),
@@ -57,6 +56,7 @@ def test_table_27_has_another_fit_than_printed():
 def test_other_errata():
     # Table 20's gaps of TinyBERT; the mean is printed as 3.6.
     assert np.mean([4.8, 3.2, 3.8, 3.1, 4.3]) == pytest.approx(3.84)
+
     # Table 2 of the noise-stability paper; the text has 10,000 iterations.
     setting = grokking.TABLE2["addition"]
     rows = len(modular_addition(0, **setting.data).train.labels)
