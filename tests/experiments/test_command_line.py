@@ -15,10 +15,7 @@ REPRODUCES = "Table 0 of nothing"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings of the stub."""
-
     budget: Literal["smoke", "laptop", "paper"] = "laptop"
-    """Size of the run."""
     task: str = "fine"
     """What happens."""
 
