@@ -44,7 +44,6 @@ RANDOM: dict[str, Callable[..., Corrupted]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
 }
-BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 _ROWS = 64  # batch size on texts, the same for all sets
 
 
@@ -370,14 +369,6 @@ def gaussian_grid(
     for each in noisy:
         check_noise(each.noise)
     return [Gaussian(), *noisy]
-
-
-def typos_grid(
-    corruptions: Sequence[str], rates: Sequence[float] | None, **options: Any
-) -> list[Typos]:
-    """Returns clean texts and every corruption at every rate, with options of `Typos`."""
-    pairs = product(corruptions, filter(None, rates or ()))
-    return [Typos(**options), *(Typos(corruption=c, rate=rate, **options) for c, rate in pairs)]
 
 
 def evaluation_sets(

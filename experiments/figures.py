@@ -22,8 +22,7 @@ MOST_BANDS = 4  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
 
-# Labels of axes that decrease to the right, so that noise grows.
-SNR, RHO = "signal-to-noise ratio in dB", "correlation ρ of noisy and clean embeddings"
+SNR = "signal-to-noise ratio in dB"  # axes with this label decrease, so that noise grows
 LEVELS = {"constant": ":", "clean": "--"}  # columns drawn as horizontal lines, and their dashes
 
 
@@ -43,20 +42,11 @@ LOOKS = {
     "tinybert-mean-prenorm": Look("#8C564B", "<", "--"),
     "tinybert-mean-prenorm-dropout": Look("#999933", "d", "-."),
     "freelb": Look("#009E73", "^", "--"),
-    "pgd": Look("#117733", ">", "-."),
     "data-augment": Look("#882255", "h", "--"),
     "universal": Look("#AA4499", "v", "-"),
-    "universal-halting": Look("#CC79A7", "v", ":"),
     "robertha-no-esr": Look("#D55E00", "^", "--"),
-    "robertha-no-iteration-no-esr": Look("#56B4E9", "X", ":"),
-    "robertha-freelb": Look("#332288", "*", "-"),
-    "robertha-paper": Look("#882255", "p", "--"),
-    "robertha-released": Look("#D55E00", "o", ":"),
     "tinybert-memory": Look("#CC79A7", "D", "--"),
     "noise-trained": Look("#E69F00", "P", "-."),
-    "noise-trained-memory": Look("#D55E00", "X", "--"),
-    "pretrained-hopfield-1": Look("#882255", "h", "-."),
-    "pretrained-hopfield-esr": Look("#332288", "*", "-"),
     "baseline": Look("#4d4d4d", "s", "-"),
     "stability_reg": Look("#0072B2", "o", "-"),
     "stability_reg-negative": Look("#D55E00", "^", "--"),
@@ -69,20 +59,16 @@ LOOKS = {
 }
 OURS = LOOKS["robertha"]
 # One look for one method, whatever the encoder.
-for _name, _same in {
+SAME = {
     "pretrained": "tinybert",
     "pretrained-memory": "tinybert-memory",
     "pretrained-noise-trained": "noise-trained",
-    "pretrained-noise-trained-memory": "noise-trained-memory",
     "pretrained-freelb": "freelb",
-    "pretrained-esr": "robertha-no-iteration-no-esr",
-    "pretrained-hopfield": "robertha-no-esr",
-    "pretrained-hopfield-1-esr": "robertha",
-    "none": "tinybert",
     "pretrained-nearest": "nearest",
+    "none": "tinybert",
     "memory": "tinybert-memory",
-}.items():
-    LOOKS[_name] = LOOKS[_same]
+}
+LOOKS |= {name: LOOKS[same] for name, same in SAME.items()}
 SPARE = (
     Look("#0072B2", "v", "--"),
     Look("#D55E00", "o", ":"),
@@ -166,7 +152,7 @@ def facets(
                     axes.set_title(names.get(of_col, str(of_col)))
                 if of_row == rows[-1]:
                     axes.set_xlabel(xlabel)
-                if xlabel in (SNR, RHO):
+                if xlabel == SNR:
                     axes.invert_xaxis()
             axes_of_row[0].set_ylim(*_range(subset, least_range))
             name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""

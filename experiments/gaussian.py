@@ -8,7 +8,7 @@ shown once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from experiments.paper import paper_score
 from hopfax.data.adversarial_sets import EVALUATION_SETS
 from hopfax.data.tasks import TASKS
 
-BASELINE = "tinybert"
 MOST_LINES = 6  # more methods are drawn as a forest plot of differences
 LEARNED = 5.0  # points above the majority baseline that count as having learned a task; on n rows
 # at least two standard errors of an accuracy, 100 / sqrt(n)
@@ -99,11 +98,6 @@ def score_names(tasks: Iterable[str]) -> dict[str, str]:
     }
 
 
-def reference(models: Sequence[str]) -> str:
-    """Returns the model that others are compared with: TinyBERT, or the first."""
-    return BASELINE if BASELINE in models else models[0]
-
-
 def constants(frame: pd.DataFrame) -> dict[str, float]:
     """Returns the majority baseline's score by task, and their mean as that of "average"."""
     rows = frame[frame.metric == "constant"]
@@ -123,26 +117,6 @@ def near_baseline(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
     means["constant"] = [constants[str(task)] for task, _ in means.index]
     least = np.maximum(LEARNED, 100 / np.sqrt(means.num_examples))
     return means[means.score - means.constant < least]
-
-
-def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
-    """Returns the scores up to the strongest noise at which a model still does the task.
-
-    Beyond, no model that has learned it is well above the majority baseline, and differences only
-    show which model stays closer to the majority answer.
-    """
-
-    def any_above(rows: pd.DataFrame) -> bool:
-        return len(near_baseline(rows, constants)) < rows.model.nunique()
-
-    keys = ["task", *tidy.CONDITION]
-    unlearned = not_learned(scores, constants).reset_index()
-    learned = ~tidy.among(scores, unlearned, "task", "model")
-    able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
-    places = ["task", "site", "protocol"]
-    strongest = able.groupby(places, as_index=False)["level"].max()
-    most = scores[places].merge(strongest, on=places, how="left")["level"].to_numpy()
-    return scores[(scores.level <= most) | (scores.level == 0)]
 
 
 def noise_label(protocol: str, level: float) -> str:

@@ -36,15 +36,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
-    def with_column(self, place: int, head: str, cells: Sequence[str]) -> Table:
-        """Returns the table with a column before the one at `place`."""
-        lines = [self.columns, *self.rows]
-        lines = [
-            [*line[:place], cell, *line[place:]]
-            for line, cell in zip(lines, [head, *cells], strict=True)
-        ]
-        return Table(lines[0], lines[1:], self.caption)
-
 
 @dataclass(frozen=True)
 class Picture:

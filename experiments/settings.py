@@ -78,9 +78,13 @@ def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> 
 
 
 def optional(metavar: str, default: str) -> Any:
-    """Describes the default of a flag that may be left out."""
-    hint = "(required)" if default == "required" else f"(default: {default})"
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
+    """Describes the default of a flag that may be left out, where it is None."""
+
+    def hint(shown: str) -> str:
+        return f"(default: {default if shown == 'None' else shown})"
+
+    required = "(required)" if default == "required" else hint
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=required)
 
 
 def budget_of(config: Any, budgets: Mapping[str, Any]) -> Any:

@@ -106,12 +106,6 @@ def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
     return scores
 
 
-def among(rows: pd.DataFrame, others: pd.DataFrame, *on: str) -> np.ndarray:
-    """Returns whether each row has the same values in some columns as one of other rows."""
-    ours, theirs = (pd.MultiIndex.from_frame(each[[*on]]) for each in (rows, others))
-    return ours.isin(theirs)
-
-
 def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
     """Returns the unweighted mean over columns, for each seed.
 
@@ -268,11 +262,6 @@ def rejected(table: pd.DataFrame) -> pd.Series:
     result = np.zeros(len(table), bool)
     result[np.flatnonzero(tested)[order]] = np.logical_and.accumulate(below)
     return pd.Series(result, index=table.index)
-
-
-def significant(table: pd.DataFrame) -> int:
-    """The number of means that are `rejected`."""
-    return int(rejected(table).sum())
 
 
 def clear(differences: pd.DataFrame) -> int:

@@ -13,7 +13,10 @@ token does.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
 of all texts. Special tokens are left out. One decoder returns the nearest token of the vocabulary,
-the other uses the tokens' frequencies in the training texts as prior; neither knows σ.
+the other uses the tokens' frequencies in the training texts as prior; neither knows σ. Predictions
+(`hopfax.hopfield.recovery_rate`) are for decoders that do, and treat confusions with other tokens
+as independent, which underestimates recovery at low SNR. Kinds of errors are assigned by string
+rules; unrelated are all errors of no other kind, so also synonyms.
 """
 
 from __future__ import annotations
@@ -28,52 +31,28 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 from scipy.special import softmax
 from scipy.stats import entropy
 
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
-from experiments.memory import similarity
-from experiments.memory.similarity import (
-    Budget,
-    add_noise,
-    decibels,
-    denoiser,
-    encoded,
-    in_batches,
-)
+from experiments.memory import pipeline
+from experiments.memory.pipeline import TITLES, Budget, Encoder, Rows
 from experiments.report import Page
+from experiments.runner import fill
 from experiments.settings import Shared, by_budget
 from hopfax import hopfield
 from hopfax.data import reported_rows, spread
 from hopfax.data.tokenize import text_tokenizer
-from hopfax.train.progress import Progress
 
-REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"
-EXPLAINED = -12.0  # dB, of the bins
+REPRODUCES = "BeamClean (2505.13758), d_X-privacy (2411.13784)"
+EXPLAINED = -12.0  # dB, of the bins and of the harm
 NUM_BINS = 6
 FEW_ERRORS = 20  # of fewer, no shares are given
-NEARLY_ALL = 99.5  # % of the tokens; the few errors above have no shares worth quoting
-BEAMCLEAN = {"nearest": 42.1, "language model": 74.3}
-WORDS = (
-    "a about after against all also am an and another any are as at back be because been before "
-    "being between both but by can could did do does down during each few for from had has have "
-    "having he her here hers him his how i if in into is it its just may me might more most must "
-    "my no nor not now of off on one only or other our out over own s same shall she should so "
-    "some such t than that the their them then there these they this those through to too under "
-    "until up us very was we were what when where which while who whom why will with would you "
-    "your"
-)
+# Function words, then groups of inflected forms of one word.
+WORDS, FORMS = Path(__file__).with_name("words.txt").read_text("utf-8").split("\n\n")
 FUNCTION_WORDS = frozenset(WORDS.split())
-IRREGULAR = tuple(
-    frozenset(words.split())
-    for words in (
-        "a an", "am are be been being is was were", "had has have having", "did do does doing done",
-        "i me my mine", "he him his", "her hers she", "their them they", "our us we", "you your",
-        "it its", "this these", "that those", "said say says saying",
-    )
-)  # fmt: skip
+IRREGULAR = tuple(frozenset(line.split()) for line in FORMS.splitlines())
 ENDINGS = ("ings", "ing", "ers", "er", "ied", "ies", "ed", "es", "est", "ly", "d", "s", "y", "e")
 KINDS = {
     "inflection": "inflection",
@@ -111,86 +90,73 @@ class Config(Shared):
     """Signal-to-noise ratios in dB."""
 
 
-def run(config: Config) -> Path:
-    """Measures everything and writes the page; see `similarity.start` for errors."""
-    budget, model, vocabulary, open_folder = similarity.start("memory-recovery", config, BUDGETS)
-    table = np.asarray(model.table, np.float32)
-    log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
-    rows = spread(reported_rows(config.task, data_dir=config.data_dir), budget.num_pairs)
-    per_row = [encoded(row.texts[0], vocabulary) for row in rows]
-    texts = [text for of_row in per_row for text in of_row]
-    row_of_text = np.repeat(np.arange(len(rows)), [*map(len, per_row)])
-    ids, text = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
-    position = np.concatenate([np.arange(len(text)) for text in texts])
-    special = text_tokenizer(vocabulary).encode("").ids
-    read = ~np.isin(ids, special)
-    tokens = Texts(
-        ids[read], row_of_text[text[read]], text[read], position[read], texts, vocabulary.tokens,
-        table, log_prior, partial(similarity.unit_outputs, model),
-    )  # fmt: skip
-    folder, decode, measured = open_folder(), decoder(table, log_prior), []
-    with Progress(len(budget.snr_db)) as progress:
-        for place, db in enumerate(budget.snr_db, 1):
-            measured += measure(tokens, decode, db, budget)
-            progress.update(place)
-    log_prior[special] = -np.inf
-    measured += limits(table, log_prior)
-    shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
-              "protocol": "one-sigma"}  # fmt: skip
-    return report.write_run(folder, pd.DataFrame(measured).assign(**shared), page)
-
-
 class Texts(NamedTuple):
-    """All tokens of the texts in one sequence, and what they are read with.
+    """All tokens of the texts in one sequence, and what they are read with."""
 
-    Attributes:
-        row: Index of the row of the task that each token belongs to, of one or two texts.
-        text: Index of its text.
-        position: Its position in the text.
-        all_ids: Token ids of each text, with special tokens.
-        table: Vectors of the vocabulary `tokens`.
-        log_prior: Log-frequencies in the training texts.
-        output: Returns the encoder's unit outputs of texts of vectors.
-    """
+    ids: np.ndarray  # without special tokens
+    row: np.ndarray  # number of each token's row of the task, of one or two texts
+    text: np.ndarray  # number of its text
+    position: np.ndarray  # its position in the text
+    all_ids: Sequence[np.ndarray]  # token ids of each text, with special tokens
+    tokens: Sequence[str]  # the vocabulary
+    table: np.ndarray  # its vectors
+    log_prior: np.ndarray  # log-frequencies in the training texts
+    output: Callable[[Sequence[np.ndarray]], np.ndarray]  # the encoder's unit outputs of texts
 
-    ids: np.ndarray
-    row: np.ndarray
-    text: np.ndarray
-    position: np.ndarray
-    all_ids: Sequence[np.ndarray]
-    tokens: Sequence[str]
-    table: np.ndarray
-    log_prior: np.ndarray
-    output: Callable[[Sequence[np.ndarray]], np.ndarray]
+
+def run(config: Config) -> Path:
+    """Measures everything and writes the page; see `pipeline.start` for errors."""
+    budget, encoder = pipeline.start(config, BUDGETS)
+    log_prior = pipeline.training_prior(encoder, config.task)
+    special = text_tokenizer(encoder.tokens).encode("").ids
+    texts = read(encoder, config.task, budget.num_pairs, log_prior, special)
+    decode = decoder(encoder.table, log_prior)
+    without = np.where(np.isin(np.arange(len(log_prior)), special), -np.inf, log_prior)
+    columns = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0}
+    job = partial(pipeline.job, protocol="one-sigma", **columns)
+    jobs = [
+        *(job(pipeline.decibels(db), partial(measure, texts, decode, db, budget.num_draws))
+          for db in budget.snr_db),
+        job("limits", partial(limits, encoder.table, without)),
+    ]  # fmt: skip
+    return fill("memory-recovery", config, jobs, page, plan=encoder.plan)
+
+
+def read(
+    encoder: Encoder, task: str, count: int, log_prior: np.ndarray, special: Sequence[int]
+) -> Texts:
+    """Reads evenly spaced rows of a task."""
+    rows = spread(reported_rows(task, data_dir=encoder.data_dir), count)
+    texts = pipeline.encoded([text for row in rows for text in row.texts[0]], encoder.tokens)
+    row_of_text = np.repeat(np.arange(len(rows)), [len(row.texts[0]) for row in rows])
+    lengths = [len(text) for text in texts]
+    ids, text = np.concatenate(texts), np.repeat(np.arange(len(texts)), lengths)
+    position, kept = np.concatenate([*map(np.arange, lengths)]), ~np.isin(ids, special)
+    return Texts(
+        ids[kept], row_of_text[text[kept]], text[kept], position[kept], texts,
+        encoder.tokens.tokens, encoder.table, log_prior,
+        partial(pipeline.unit_outputs, encoder.model),
+    )  # fmt: skip
 
 
 def decoder(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., dict[str, jax.Array]]:
     """Returns a compiled function of noisy vectors and sigma: the token ids of each decoder."""
-    denoise = denoiser(table, log_prior)
+    denoise = pipeline.denoiser(table, log_prior)
     return jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in DECODERS})
 
 
-def measure(
-    texts: Texts, decode: Callable[..., Any], db: float, budget: Budget
-) -> list[dict[str, Any]]:
+def measure(texts: Texts, decode: Callable[..., Any], db: float, num_draws: int) -> Rows:
     """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
     ids, row, table, log_prior = texts.ids, texts.row, texts.table, texts.log_prior
     draws, sigma, estimates = [], np.zeros(0), []
-    for seed in range(budget.num_draws):
-        noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
-        draws.append(in_batches(decode, noisy, sigma))
+    for seed in range(num_draws):
+        noisy, sigma = pipeline.add_noise([table[ids]], db, protocol="matched", seed=seed)
+        draws.append(pipeline.in_batches(decode, noisy, sigma))
         estimates.append(estimated_sigma(noisy, texts.text, table, log_prior) / sigma[0] - 1)
     distinct, places = np.unique(ids, return_inverse=True)
-    properties = {}
-    if db == EXPLAINED:
-        properties = {
-            "frequency": log_prior / np.log(10),
-            "norm": np.linalg.norm(table, axis=1),
-            "distance": 2 * np.asarray(hopfield.certified_radius(jnp.asarray(table))),
-        }
-    rows: list[dict[str, Any]] = []
-    for decoder, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
-        decoded = np.array([draw[decoder] for draw in draws])
+    rows: Rows = []
+    for name, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
+        decoded = np.array([draw[name] for draw in draws])
         right = np.mean(decoded == ids, axis=0)
         patterns, prior, index = map(jnp.asarray, (table, bias, distinct))
         rates = np.asarray(
@@ -203,28 +169,29 @@ def measure(
         ]
         if db == EXPLAINED:
             of_decoder += harm(texts, decoded[0])
-        for name, values in properties.items():
-            bins = binned(values[ids], right, rates, row)
-            of_decoder += [{"group": name, **each} for each in bins]
-        rows += [{"model": decoder, **each} for each in of_decoder]
+            distances = 2 * np.asarray(hopfield.certified_radius(jnp.asarray(table)))
+            values = log_prior / np.log(10), np.linalg.norm(table, axis=1), distances
+            for group, each in zip(PROPERTIES, values, strict=True):
+                bins = binned(each[ids], right, rates, row)
+                of_decoder += [{"group": group, **each} for each in bins]
+        rows += [{"model": name, **each} for each in of_decoder]
     error = 100 * float(np.sqrt(np.mean(np.square(estimates))))
     rows.append({"model": "memory", "metric": "sigma error", "group": "all", "score": error})
-    shared = {"level": 10 ** (-db / 20), "snr_db": db, "num_examples": len(ids)}
+    shared = {"level": pipeline.noise_level(db), "snr_db": db, "num_examples": len(ids)}
     return [{**shared, **each} for each in rows]
 
 
-def limits(table: np.ndarray, log_prior: np.ndarray) -> list[dict[str, Any]]:
+def limits(table: np.ndarray, log_prior: np.ndarray) -> Rows:
     """Returns rows of `hopfield.capacity_snr_db`, for white signal and for the table's spectrum."""
     prior = softmax(log_prior)
-    bits = float(entropy(prior, base=2))
     centered = table - prior @ table
     spectrum = np.linalg.eigvalsh(centered.T @ (prior[:, None] * centered))
     spectrum = np.maximum(spectrum, 0) / (prior @ np.square(table).sum(axis=1))
+    bits, spectra = float(entropy(prior, base=2)), {"white": None, "table": jnp.asarray(spectrum)}
     limit = partial(hopfield.capacity_snr_db, bits, width=table.shape[1])
-    shared = {"model": "memory", "metric": "limit"}
     return [
-        {**shared, "group": "white", "score": float(limit())},
-        {**shared, "group": "table", "score": float(limit(spectrum=jnp.asarray(spectrum)))},
+        {"model": "memory", "metric": "limit", "group": name, "score": float(limit(spectrum=each))}
+        for name, each in spectra.items()
     ]
 
 
@@ -237,41 +204,38 @@ def estimated_sigma(
     return jax.vmap(lambda mask: estimate(mask=mask))(text == np.unique(text)[:, None])
 
 
+def ratio(ours: np.ndarray, theirs: np.ndarray, row: np.ndarray) -> dict[str, float]:
+    """Returns the sum of `ours` in percent of that of `theirs`, with a bootstrap over the rows."""
+    count = row.max() + 1
+    ours, theirs = (np.bincount(row, each, count) for each in (ours, theirs))
+
+    def of_rows(rows: np.ndarray) -> float:
+        total = theirs[rows].sum()
+        return 100 * ours[rows].sum() / total if total else np.nan
+
+    return pipeline.interval(count, of_rows)
+
+
 def share(right: np.ndarray, row: np.ndarray, member: np.ndarray) -> dict[str, float]:
-    """Returns the mean of `right` over some tokens in percent, with a bootstrap over the rows.
-
-    Args:
-        right: Share of the draws in which each token is read right.
-        row: Number of each token's row.
-        member: Whether each token counts.
-    """
-    totals, counts = np.bincount(row, right * member), np.bincount(row, member)
-    low, high = tidy.bootstrap(
-        len(counts), lambda rows: totals[rows].sum() / max(counts[rows].sum(), 1)
-    )
-    return {"score": 100 * float(right[member].mean()), "low": 100 * low, "high": 100 * high}
+    """Returns the mean of `right` over the member tokens in percent, see `ratio`."""
+    return ratio(right * member, member, row)
 
 
-def binned(
-    values: np.ndarray, right: np.ndarray, rates: np.ndarray, row: np.ndarray
-) -> list[dict[str, Any]]:
-    """Returns the measured and the predicted rates in bins of equally many tokens.
-
-    Bins are by `values`, a property of each token; `right` and `row` are as in `share`, and `rates`
-    are predictions.
-    """
+def binned(values: np.ndarray, right: np.ndarray, rates: np.ndarray, row: np.ndarray) -> Rows:
+    """Returns measured and predicted rates in bins of equally many tokens, by their `values`."""
     edges = np.unique(np.quantile(values, np.linspace(0, 1, NUM_BINS + 1)[1:-1]))
     home, rows = np.searchsorted(edges, values, side="right"), []
     for number in np.unique(home):
         member = home == number
-        place = {"place": float(values[member].mean())}
-        rows.append({"metric": "measured", **place, **share(right, row, member)})
-        score = 100 * float(rates[member].mean())
-        rows.append({"metric": "predicted", **place, "score": score})
+        place, score = float(values[member].mean()), 100 * float(rates[member].mean())
+        rows += [
+            {"metric": "measured", "place": place, **share(right, row, member)},
+            {"metric": "predicted", "place": place, "score": score},
+        ]
     return rows
 
 
-def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[dict[str, Any]]:
+def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> Rows:
     """Returns the share of each kind among the errors of all draws."""
     pairs = [(int(v), int(w)) for each in decoded for v, w in zip(ids, each, strict=True) if v != w]
     kinds = Counter(kind(tokens[v], tokens[w]) for v, w in pairs)
@@ -282,7 +246,7 @@ def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[
     ]  # fmt: skip
 
 
-def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
+def harm(texts: Texts, decoded: np.ndarray) -> Rows:
     """Returns how much one error changes the encoder's output, by kind of error, and for all kinds.
 
     The change is 1 minus the cosine with the clean output, in percent of the change by uniformly
@@ -303,28 +267,13 @@ def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
     random = np.random.default_rng(0).integers(len(texts.table), size=len(wrong))
     names, pairs = texts.tokens, np.stack([texts.ids[wrong], decoded[wrong]], axis=1)
     kinds = np.array([kind(names[int(v)], names[int(w)]) for v, w in pairs])
-    harms, rows = np.stack([of(decoded[wrong]), of(random)]), []
+    ours, theirs, rows = of(decoded[wrong]), of(random), []
     for name in (*KINDS, "all"):
         member = (kinds == name) | (name == "all")
-        if not member.any():
-            continue
-        count = texts.row.max() + 1
-        ours, theirs = (np.bincount(row, each * member, count) for each in harms)
-
-        def ratio(rows: np.ndarray, ours: np.ndarray = ours, theirs: np.ndarray = theirs) -> float:
-            total = theirs[rows].sum()
-            return 100 * ours[rows].sum() / total if total else np.nan
-
-        low, high = tidy.bootstrap(count, ratio)
-        score = ratio(np.arange(count))
-        rows.append({"metric": "harm", "group": name, "score": score, "low": low, "high": high,
-                     "num_examples": int(member.sum())})  # fmt: skip
+        if member.any():
+            value = ratio(ours * member, theirs * member, row)
+            rows.append({"metric": "harm", "group": name, **value, "num_examples": member.sum()})
     return rows
-
-
-def bracketed(row: Any) -> str:
-    """A percentage with its interval."""
-    return report.bracketed(row.rename({"score": "mean"}), 0)
 
 
 def kind(token: str, decoded: str) -> str:
@@ -342,12 +291,12 @@ def kind(token: str, decoded: str) -> str:
 
 
 def bare(token: str) -> str:
-    """A token in lower case, without the mark of a word's start or continuation."""
+    """Returns a token in lower case, without the mark of a word's start or continuation."""
     return token.lower().removeprefix("##").removeprefix("ġ") or token
 
 
 def stem(word: str) -> str:
-    """A word without its English ending, a doubled consonant undoubled; at least three letters."""
+    """Returns a word without its English ending, a doubled consonant undoubled."""
     for ending in ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word.removesuffix(ending)
@@ -356,175 +305,38 @@ def stem(word: str) -> str:
 
 
 def page(folder: Path) -> Page:
-    """Returns the page of a run or of a folder of published results."""
+    """Returns the page of a run."""
     frame = tidy.read(folder)
-    levels = sorted(frame[frame.metric == "recovered"].snr_db.unique(), reverse=True)
-
-    def at(**values: Any) -> dict[float, float]:
-        rows = tidy.select(frame, **values)
-        return dict(zip(rows.snr_db, rows.score, strict=True))
-
-    rates = {
-        (decoder, title): at(metric=metric, model=decoder, group="all")
-        for decoder in DECODERS
-        for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
-    }
-    sigma_error = at(metric="sigma error")
-    kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
-    counted = tidy.select(frame, metric="errors", model="nearest").groupby("snr_db").num_examples
-    counts = {db: int(count) for db, count in counted.first().items()}
-    by_frequency, with_prior = (
-        tidy.select(frame, metric="measured", model=decoder, group="frequency")
-        .sort_values("place")
-        .score
-        for decoder in ("nearest", "memory")
-    )
-    recovered = "tokens recovered, %"
-    panels = {"all": Panel("All tokens", SNR, recovered, formula="predicted")} | {
-        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, recovered, formula="predicted")
+    frame = frame.assign(mean=frame.score).sort_values("snr_db", ascending=False, kind="stable")
+    names = {**TITLES, **KINDS, "recovered": "measured", "sigma error": "error of σ"}
+    panels = {"all": ("All tokens", SNR)} | {
+        name: (f"By {name}, at {pipeline.decibels(EXPLAINED)}", title)
         for name, title in PROPERTIES.items()
     }
-    nearest, memory = rates["nearest", "measured"], rates["memory", "measured"]
-    half = [db for db in levels if memory[db] > 50]
-    low, lost = (half or levels)[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
-    shares = frame[(frame.metric == "recovered") & (frame.snr_db == low)].set_index("model")
-    ours, theirs = (bracketed(shares.loc[each]) for each in ("memory", "nearest"))
-    answer = (
-        f"**At {decibels(low)}, memory with a frequency prior recovers {ours} % of the tokens**; "
-        f"the nearest-token decoder recovers {theirs} %."
-    )
-    notes = []
-    if lost and low < lost[0]:
-        notes.append(
-            "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
-            "ones. Of the nearest-token decoder's errors, "
-            f"{kinds['unrelated'].get(low, 0):.0f} % are unrelated at {decibels(low)}. At "
-            f"{decibels(lost[0])}, where {100 - nearest[lost[0]]:.1f} % of the tokens are wrong, "
-            f"{kinds['unrelated'].get(lost[0], 0) * counts[lost[0]] / 100:.0f} of "
-            f"{counts[lost[0]]} errors are unrelated."
-        )
-    if len(by_frequency):
-        answer += (
-            f" At {decibels(EXPLAINED)}, the nearest-token decoder recovers "
-            f"{by_frequency.iloc[0]:.0f} % of the rarest sixth of the tokens (by their frequency "
-            f"in the training texts) and {by_frequency.iloc[-1]:.0f} % of the most frequent sixth. "
-            f"With a frequency prior, the shares are {with_prior.iloc[0]:.0f} % and "
-            f"{with_prior.iloc[-1]:.0f} %."
-        )
-    harms = frame[(frame.metric == "harm") & (frame.group == "all")].set_index("model")
-    if set(DECODERS) <= {*harms.index}:
-        ours, theirs = (bracketed(harms.loc[each]) for each in ("memory", "nearest"))
-        answer += (
-            f" At this SNR, a wrong token changes the encoder's output by {ours} % (memory) and "
-            f"{theirs} % (nearest token) of the change by a random token."
-        )
-    up, goal = levels[::-1], BEAMCLEAN["nearest"]
-    if nearest[up[0]] < goal < nearest[up[-1]]:
-        score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
-        notes.append(
-            f"At the SNR where the nearest-token decoder recovers {goal} %, as in BeamClean, "
-            f"memory recovers {score:.0f} % (interpolated)."
-        )
-    limit = frame[frame.metric == "limit"].set_index("group").score
-    if len(limit):
-        notes.append(
-            "Shannon limit: below this SNR, no decoder recovers all tokens, if the prior is "
-            f"correct. With the table's mean and covariance, it is {decibels(limit.table)}. Other "
-            "pages assume equal power in all directions, which gives a lower limit, here "
-            f"{decibels(limit.white)}."
-        )
-    return report.Page(
-        title="How many tokens can be recovered from noisy embeddings",
-        answer=answer,
+    keys = ["group", "model", "x"]
+    drawn = frame.assign(x=frame.place.fillna(frame.snr_db) if "place" in frame else frame.snr_db)
+    formula = drawn[drawn.metric == "predicted"].set_index(keys).score.rename("formula")
+    points = drawn[drawn.metric.isin(["recovered", "measured"])].join(formula, on=keys)
+    rates = frame[frame.metric.isin(["recovered", "predicted", "sigma error"])]
+    rates = rates[rates.group == "all"]
+    rates = rates.assign(line=rates.model.map(TITLES) + ": " + rates.metric.replace(names))
+    many = tidy.ordered(frame[frame.num_examples >= FEW_ERRORS], "group", [*KINDS])
+    kinds = tidy.select(many, metric="errors", model="nearest")
+    return Page(
+        title="Tokens recovered from noisy embeddings",
         pictures={
             "recovery": report.panels(
-                "Share of tokens recovered, by SNR and in bins of three properties of the token. "
-                "Points: measured, with 95 % intervals. Lines: predicted from the embedding table",
-                drawn(frame),
-                specs=panels,
-                col="group",
-                x="x",
-                hue="line",
-                titles=similarity.TITLES,
+                "Tokens recovered, by SNR and token properties", points, col="group", x="x",
+                hue="model", titles=TITLES,
+                specs={name: Panel(*words, "tokens recovered, %", formula="predicted")
+                       for name, words in panels.items()},
             )
         },
         tables=[
-            report.Table(
-                [
-                    "SNR, dB",
-                    *(f"{similarity.TITLES[each]}: {metric}" for each, metric in rates),
-                    "error of σ, %",
-                ],
-                [
-                    [report.number(db, 0),
-                     *(report.number(each[db]) for each in (*rates.values(), sigma_error))]
-                    for db in levels
-                ],
-                "Tokens recovered, %, and root mean square error of σ estimated from one text "
-                "(`hopfield.estimate_sigma`).",
-            ),
-            report.Table(
-                ["SNR, dB", "errors, % of tokens", "errors", *KINDS.values()],
-                [
-                    [report.number(db, 0), report.number(100 - nearest[db]),
-                     f"{counts.get(db, 0):,}",
-                     *(report.number(each[db], 0) if counts.get(db, 0) >= FEW_ERRORS else "n/a"
-                       for each in kinds.values())]
-                    for db in levels
-                ],
-                "Errors of the nearest-token decoder, and their kinds in % of the errors (n/a: "
-                f"fewer than {FEW_ERRORS} errors).",
-            ),
-            *harm_table(frame),
-        ],
-        notes=[
-            f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:,.0f} tokens; intervals: "
-            "bootstrap over the rows of the task. SNR: mean square of the embeddings' coordinates, "
-            "divided by σ². Recovered: the decoder's most probable token is the original.",
-            "Measured decoders do not know σ; predictions (`hopfield.recovery_rate`) are for "
-            "decoders that do. Predictions average over the noise in the direction of the mean "
-            "vector and treat confusions with other tokens as independent, which underestimates "
-            "recovery at low SNR.",
-            "Kinds of errors are assigned by string rules. Inflection: same word, stem or "
-            "irregular form (words only). Unrelated: none of the other kinds, so also synonyms.",
-            f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "
-            f"{BEAMCLEAN['language model']} % with a language model, on other embeddings, so the "
-            "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "
-            "Laplace noise, whose norm at width 384 is nearly constant, like that of Gaussian "
-            "noise.",
-            *notes,
+            pipeline.grid(rates, "line", "snr_db", "Tokens recovered, and error of σ, %"),
+            pipeline.grid(kinds, "group", "snr_db", "Errors of the nearest token, %", titles=names),
+            pipeline.grid(many[many.metric == "harm"], "group", "model", titles=names,
+                          caption="Change by errors, % of random tokens",
+                          cell=lambda row: report.bracketed(row, 0)),
         ],
     )  # fmt: skip
-
-
-def harm_table(frame: pd.DataFrame) -> list[report.Table]:
-    """Returns the table of the harm of errors, or none if it was not measured."""
-    rows = frame[frame.metric == "harm"].set_index(["group", "model"])
-    if rows.empty:
-        return []
-
-    def cell(group: str, decoder: str) -> str:
-        row: Any = rows.loc[(group, decoder)] if (group, decoder) in rows.index else None
-        if row is None or row.num_examples < FEW_ERRORS:
-            return "n/a"
-        return f"{bracketed(row)} ({row.num_examples:,.0f})"
-
-    return [
-        report.Table(
-            ["kind of error", *(similarity.TITLES[each] for each in DECODERS)],
-            [[title, *(cell(group, each) for each in DECODERS)]
-             for group, title in (KINDS | {"all": "all"}).items()],
-            f"Change of the encoder's output by one error at {decibels(EXPLAINED)}: 1 minus the "
-            "cosine with the clean output, in % of the change by random tokens in the same places "
-            "(number of errors).",
-        )
-    ]  # fmt: skip
-
-
-def drawn(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the points and lines of the picture."""
-    frame = frame.assign(x=frame.place.fillna(frame.snr_db), line=frame.model)
-    keys = ["group", "line", "x"]
-    formula = frame[frame.metric == "predicted"].set_index(keys).score.rename("formula")
-    points = frame[frame.metric.isin(["recovered", "measured"])].rename(columns={"score": "mean"})
-    return points.join(formula, on=keys)

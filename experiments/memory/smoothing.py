@@ -23,9 +23,9 @@ certificate.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -33,30 +33,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-import tyro
 from jaxtyping import Array, Float, Int
 from scipy.stats import binomtest, norm
 
-from experiments import gaussian, predict, report, tidy
+from experiments import report, runner
 from experiments.cells import Cell, log_prior
-from experiments.memory.certificates import rms_norm
-from experiments.memory.similarity import decibels
+from experiments.memory import pipeline
+from experiments.memory.pipeline import Rows
 from experiments.report import Page
-from experiments.rundir import open_run, read_config
+from experiments.runner import fill
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.hopfield import certified_radius
 from hopfax.nn import Functional, Params, Perturbation, recall
 from hopfax.train import interrupt
-from hopfax.train.progress import Progress
 
-REPRODUCES = "Robertha's claim of robustness, by randomized smoothing; not in the paper"
+REPRODUCES = "Not in the papers: randomized smoothing"
+Memory = tuple[Array, Array] | None  # vectors of the vocabulary and log-frequencies
 SYSTEMS = {
     "none": "smoothing",
     "memory": "smoothing with memory",
     "noise-trained": "smoothing, trained with noise",
-    "nearest": "nearest token",
+    "nearest": "nearest token (norm for each token)",
 }
-PER_TOKEN = "nearest token (norm for each token)"
 ALPHA = 0.001  # probability that a certificate is wrong
 CALL = 50  # noisy copies of a text at once
 PAD = 16  # lengths are padded to multiples, so that few shapes compile
@@ -83,9 +81,7 @@ BUDGETS = {
 class Config(Run):
     """Trained model, texts and noise."""
 
-    run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")] = (
-        None
-    )
+    run: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of the run that trained the model, such as runs/fine-tuning/ID."""
     noise_trained: Annotated[str | None, optional("FOLDER", "none")] = None
     """Folder of a run that trained a model with noise on the same data, smoothed without memory."""
@@ -102,26 +98,20 @@ class Config(Run):
 
 
 class Texts(NamedTuple):
-    """Padded token ids of each text, masks of the real ones, and labels."""
+    """Texts to certify."""
 
-    ids: list[np.ndarray]
-    masks: list[np.ndarray]
+    rows: np.ndarray  # number of each in the task's test set
+    ids: list[np.ndarray]  # padded token ids
+    masks: list[np.ndarray]  # True at real tokens
     labels: np.ndarray
-
-
-class Memory(NamedTuple):
-    """Vectors of the vocabulary and log-frequencies of the tokens."""
-
-    table: Array
-    log_prior: Array
 
 
 def run(config: Config) -> Path:
     """Certifies every text with every system and writes the page.
 
     Raises:
-        ValueError: A flag is missing or out of range, a model already has a denoiser, the models
-            have different data, or see `predict.opened`.
+        ValueError: A flag is missing or out of range, the models have different data, or see
+            `runner.opened`.
         FileNotFoundError: A folder is no run, or its model is not trained.
     """
     budget = budget_of(config, BUDGETS)
@@ -129,45 +119,28 @@ def run(config: Config) -> Path:
         raise ValueError("--run is required, the folder of a run of fine-tuning or robustness")
     if budget.num_draws % CALL:
         raise ValueError(f"--num-draws must be a multiple of {CALL}, got {budget.num_draws}")
-    cell = opened(config.run, config.model, config.task)
+    cell, _ = runner.opened(config.run, model=config.model, task=config.task)
     systems = {"none": cell, "memory": cell}
     if config.noise_trained:
-        systems["noise-trained"] = opened(config.noise_trained, None, None)
+        systems["noise-trained"], _ = runner.opened(config.noise_trained, model=None, task=None)
         if systems["noise-trained"].spec.data != cell.spec.data:
             raise ValueError("--run and --noise-trained must have the same data")
-    data = cell.data
-    rows = np.linspace(0, len(data.test.labels) - 1, min(budget.num_texts, len(data.test.labels)))
+    test = cell.data.test
+    rows = np.linspace(0, len(test.labels) - 1, min(budget.num_texts, len(test.labels)))
     rows = np.unique(rows.astype(int))
     longest = cell.model.apply(first(cell), method=lambda network: network.max_length)
-    ids, masks = zip(
-        *(padded(data.test.ids[row, 0, : data.test.lengths[row, 0]], longest) for row in rows),
-        strict=True,
-    )
-    texts = Texts(list(ids), list(masks), data.test.labels[rows])
+    each = [padded(test.ids[row, 0, : test.lengths[row, 0]], longest) for row in rows]
+    ids, masks = map(list, zip(*each, strict=True))
+    texts = Texts(rows, ids, masks, test.labels[rows])
+    columns = {"task": cell.data.spec.name, "site": "token", "seed": cell.spec.seeds[0]}
+    job = partial(pipeline.job, metric="radius", num_examples=len(rows), **columns)
+    jobs = [job(SYSTEMS["nearest"], partial(nearest, cell, texts))]
+    for name, system in systems.items():
+        for db in budget.snr_db:
+            part = partial(smoothed, system, name, texts, db, budget.num_draws)
+            jobs.append(job(f"{SYSTEMS[name]}, {pipeline.decibels(db)}", part))
     plan = {"cells": list(dict.fromkeys(each.spec.id for each in systems.values()))}
-    folder = open_run("memory-smoothing", config, plan=plan)
-    certified = [nearest(cell, texts)]
-    plans = [(system, db) for system in systems for db in budget.snr_db]
-    with Progress(len(plans)) as progress:
-        for done, (system, db) in enumerate(plans, start=1):
-            progress.title = f"{SYSTEMS[system]}, {db:g} dB"
-            part = smoothed(systems[system], texts, db, budget.num_draws, system == "memory")
-            certified.append(part.assign(model=system, snr_db=db))
-            progress.update(done)
-    frame = pd.concat(part.assign(row=rows, label=texts.labels) for part in certified)
-    frame = frame.assign(
-        task=data.spec.name, site="token", seed=cell.spec.seeds[0], metric="radius",
-        num_examples=len(rows),
-    )  # fmt: skip
-    return report.write_run(folder, frame, page)
-
-
-def opened(run: str, model: str | None, task: str | None) -> Cell:
-    """Returns the trained model of a run; raises a ValueError if it has a denoiser."""
-    cell = predict.opened(predict.Config(run=run, model=model, task=task, texts=()))
-    if cell.denoiser != "none" or "memory" in cell.params:
-        raise ValueError(f"the model must not have memory or another denoiser, got {run}")
-    return cell
+    return fill("memory-smoothing", config, jobs, page, plan=plan)
 
 
 def first(cell: Cell) -> Params:
@@ -178,7 +151,7 @@ def first(cell: Cell) -> Params:
 def vocabulary(cell: Cell, texts: Texts) -> tuple[np.ndarray, float]:
     """Returns the token vectors of the first seed, and the RMS norm of those of the texts."""
     table = np.asarray(embeddings(cell.model, first(cell), jnp.arange(cell.data.vocab_size)))
-    return table, rms_norm(table[np.concatenate(texts.ids)[np.concatenate(texts.masks)]])
+    return table, pipeline.rms_norm(table[np.concatenate(texts.ids)[np.concatenate(texts.masks)]])
 
 
 def embeddings(model: Functional[Any], params: Params, ids: Array) -> Float[Array, "tokens width"]:
@@ -188,15 +161,15 @@ def embeddings(model: Functional[Any], params: Params, ids: Array) -> Float[Arra
 
 def padded(ids: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids padded to a multiple of `PAD` or to `longest`, and the mask of the real ones."""
-    length = min(-(-len(ids) // PAD) * PAD, longest)
-    return np.pad(ids, (0, length - len(ids))), np.arange(length) < len(ids)
+    (ids,), (mask,) = pipeline.padded([ids], min(-(-len(ids) // PAD) * PAD, longest))
+    return ids, mask
 
 
-def nearest(cell: Cell, texts: Texts) -> pd.DataFrame:
+def nearest(cell: Cell, texts: Texts) -> Rows:
     """Certifies the nearest-token decoder: its label is the clean one within each token's radius.
 
-    If the whole perturbation is shorter than the smallest radius of a text's tokens, so is the
-    perturbation of each token. Even if every token moves by that radius, the label is the same.
+    The radius of a text is the smallest one of its tokens. Its label is the same even if every
+    token moves by that radius.
     """
     params, (table, unit) = first(cell), vocabulary(cell, texts)
     radius = np.asarray(certified_radius(jnp.asarray(table))) / unit
@@ -205,38 +178,32 @@ def nearest(cell: Cell, texts: Texts) -> pd.DataFrame:
     def label(params: Params, ids: Array, mask: Array) -> Array:
         return jnp.argmax(cell.model.apply(params, ids[None], mask[None]).logits[0])
 
-    return pd.DataFrame([
-        {"model": "nearest", "predicted": int(label(params, ids, mask)),
-         "score": float(radius[ids[mask]].min())}
-        for ids, mask in zip(texts.ids, texts.masks, strict=True)
-    ])  # fmt: skip
+    return [
+        {"model": "nearest", "row": row, "label": of_row,
+         "predicted": int(label(params, ids, mask)), "score": float(radius[ids[mask]].min())}
+        for row, ids, mask, of_row in zip(*texts, strict=True)
+    ]  # fmt: skip
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def _votes(
     model: Functional[Any], params: Params, ids: Array, mask: Array, sigma: Array,
-    memory: Memory | None, key: Array,
+    memory: Memory, key: Array,
 ) -> Int[Array, " classes"]:  # fmt: skip
     clean = embeddings(model, params, ids)
     noise = sigma * jax.random.normal(key, (CALL, *clean.shape))
     noisy = clean + jnp.where(mask[:, None], noise, 0)
     if memory:
-        noisy = recall(noisy, memory.table, sigma=sigma, log_prior=memory.log_prior)
+        noisy = recall(noisy, memory[0], sigma=sigma, log_prior=memory[1])
     copies = (jnp.broadcast_to(each, noisy.shape[:2]) for each in (ids, mask))
     outputs = model.apply(params, *copies, added=Perturbation(token=noisy - clean)).logits
     return jnp.sum(jax.nn.one_hot(jnp.argmax(outputs, axis=1), outputs.shape[1], dtype=int), axis=0)
 
 
 def votes(
-    model: Functional[Any],
-    params: Params,
-    ids: np.ndarray,
-    mask: np.ndarray,
-    sigma: float,
-    memory: Memory | None,
-    key: Array,
-    count: int,
-) -> np.ndarray:
+    model: Functional[Any], params: Params, ids: np.ndarray, mask: np.ndarray, sigma: float,
+    memory: Memory, key: Array, count: int,
+) -> np.ndarray:  # fmt: skip
     """Returns how many noisy copies of a text get each label, denoised if memory is given.
 
     `count` is a multiple of `CALL`.
@@ -248,19 +215,18 @@ def votes(
     return np.sum(np.asarray(parts), axis=0)
 
 
-def smoothed(
-    cell: Cell, texts: Texts, db: float, num_draws: int, with_memory: bool
-) -> pd.DataFrame:
-    """Certifies the smoothed classifier at one noise level, text by text."""
-    params, (table, unit) = first(cell), vocabulary(cell, texts)
-    sigma = unit / table.shape[1] ** 0.5 * 10 ** (-db / 20)
-    memory = Memory(jnp.asarray(table), jnp.asarray(log_prior(cell.data))) if with_memory else None
-    rows = []
-    for number, (ids, mask) in enumerate(zip(texts.ids, texts.masks, strict=True)):
-        counts = functools.partial(votes, cell.model, params, ids, mask, sigma, memory)
-        label, radius = certificate(counts, number, sigma, num_draws)
-        rows.append({"predicted": label, "score": radius / unit})
-    return pd.DataFrame(rows)
+def smoothed(cell: Cell, system: str, texts: Texts, db: float, num_draws: int) -> Rows:
+    """Certifies the smoothed classifier of a system at one noise level, text by text."""
+    params, (table, unit), memory, rows = first(cell), vocabulary(cell, texts), None, []
+    sigma = unit / table.shape[1] ** 0.5 * pipeline.noise_level(db)
+    if system == "memory":
+        memory = jnp.asarray(table), jnp.asarray(log_prior(cell.data))
+    for number, (row, ids, mask, label) in enumerate(zip(*texts, strict=True)):
+        counts = partial(votes, cell.model, params, ids, mask, sigma, memory)
+        predicted, radius = certificate(counts, number, sigma, num_draws)
+        rows.append({"model": system, "snr_db": db, "row": row, "label": label,
+                     "predicted": predicted, "score": radius / unit})  # fmt: skip
+    return rows
 
 
 def certificate(
@@ -268,13 +234,8 @@ def certificate(
 ) -> tuple[int, float]:
     """Returns the label that a smoothed classifier predicts for a text, and its certified radius.
 
-    The radius is 0 if the label may have a probability below 1/2.
-
-    Args:
-        counts: `counts(key, count)` returns the votes of noisy copies, see `votes`.
-        number: Number of the text, which seeds its draws.
-        sigma: Standard deviation of the noise.
-        num_draws: Copies that estimate the label's probability.
+    The radius is 0 if the label may have a probability below 1/2. `counts(key, count)` returns the
+    votes of noisy copies, and `number` is that of the text, which seeds its draws.
 
     References:
         Cohen, Rosenfeld and Kolter (2019), Certified Adversarial Robustness via Randomized
@@ -288,127 +249,72 @@ def certificate(
     return label, sigma * float(norm.ppf(low)) if low > 0.5 else 0.0
 
 
-def shares(frame: pd.DataFrame, radii: Any) -> pd.DataFrame:
-    """Returns the share of texts with the right label certified at each radius, by system.
+def by_system(frame: pd.DataFrame, summary: Callable[..., dict[str, Any]]) -> pd.DataFrame:
+    """Returns a summary of the texts of each system and SNR, from right labels and their radii."""
+    rows = []
+    for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
+        values = summary((part.predicted == part.label).to_numpy(), part.score.to_numpy())
+        rows.append({"model": system, "snr_db": db, **values})
+    return pd.DataFrame(rows)
+
+
+def shares(frame: pd.DataFrame, radius: float) -> pd.DataFrame:
+    """Returns the share of texts with the right label certified at a radius, by system.
 
     At radius 0, it leaves out texts without a certificate.
     """
-    rows = []
-    for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
-        for radius in radii:
-            right = (part.predicted == part.label) & (part.score >= max(radius, 1e-9))
-            ends = binomtest(int(right.sum()), len(part)).proportion_ci(method="wilson")
-            rows.append({"model": system, "snr_db": db, "x": radius, "mean": 100 * right.mean(),
-                         "low": 100 * ends.low, "high": 100 * ends.high})  # fmt: skip
-    return pd.DataFrame(rows)
+
+    def share(right: np.ndarray, radii: np.ndarray) -> dict[str, Any]:
+        right = right & (radii >= max(radius, 1e-9))
+        low, high = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+        return {"mean": 100 * right.mean(), "low": 100 * low, "high": 100 * high, "x": radius}
+
+    return by_system(frame, share)
 
 
 def medians(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the radius at which half of the texts are certified with the right label."""
-    rows = []
-    for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
-        radius = np.where(part.predicted == part.label, part.score, 0.0)
-        low, high = tidy.bootstrap(
-            len(radius), lambda units, radius=radius: np.median(radius[units])
-        )
-        rows.append({"model": system, "snr_db": db, "mean": np.median(radius), "low": low,
-                     "high": high})  # fmt: skip
-    return pd.DataFrame(rows)
+
+    def median(right: np.ndarray, radii: np.ndarray) -> dict[str, Any]:
+        radii = np.where(right, radii, 0.0)
+        middle = pipeline.interval(len(radii), lambda units: np.median(radii[units]))
+        return {"mean": middle.pop("score"), **middle}
+
+    return by_system(frame, median)
 
 
 def page(folder: Path) -> Page:
-    """Returns the page of a run or of a folder of published results."""
+    """Returns the page of a run."""
     frame = pd.read_csv(folder / "results.csv")
-    config = read_config(folder)["config"]
-    task = gaussian.titles(frame.task.unique())[frame.task.iloc[0]]
-    middle, curves, table = medians(frame), shares(frame, GRID), shares(frame, SHOWN)
+    middle, curves = medians(frame), pd.concat([shares(frame, radius) for radius in GRID])
     best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax()].set_index("model")
-    count, num_draws = (
-        frame.row.nunique(),
-        config["num_draws"] or BUDGETS[config["budget"]].num_draws,
-    )
-
-    def named(system: Any, db: Any) -> str:
-        return SYSTEMS[system] if system == "nearest" else f"{SYSTEMS[system]}, {decibels(db)}"
-
-    def half(system: str) -> str:
-        return report.bracketed(best.loc[system], 2)
-
-    def at(system: str) -> str:
-        row: Any = best.loc[system]
-        return decibels(row.snr_db)
-
-    trained = ""
-    if "noise-trained" in best.index:
-        trained = f"; after training with noise, {half('noise-trained')} ({at('noise-trained')})"
+    curves = curves[(curves.snr_db == curves.model.map(best.snr_db)) | curves.snr_db.isna()]
     decoded = frame[frame.model == "nearest"]  # as without noise
-    right = (decoded.predicted == decoded.label).mean()
-    alike = frame[frame.model == "none"].groupby("snr_db", sort=False).predicted
-    alike = alike.agg(lambda labels: labels.value_counts(normalize=True).max())
-    constant = report.joined(
-        f"{100 * share:.0f} % at {decibels(db)}"
-        for db, share in zip(alike.index, alike, strict=True)
+    curves["clean"] = 100 * (decoded.predicted == decoded.label).mean()
+    rows = pd.concat(
+        [shares(frame, radius).assign(column=f"{radius:g}", digits=0) for radius in SHOWN]
+        + [middle.assign(column="half of the texts", digits=2)]
     )
-    drawn = [
-        curves[(curves.model == system) & ((curves.snr_db == row.snr_db) | (system == "nearest"))]
-        for system, row in best.iterrows()
-    ]
-    return report.Page(
-        title=f"Certified accuracy with randomized smoothing: {task}",
-        answer=(
-            "**With memory, smoothing certifies the right label of half of "
-            f"{count} texts of {task} up to a total perturbation of {half('memory')}** (unit: RMS "
-            f"norm of a token vector; smoothing noise: {at('memory')}). Without memory, the radius "
-            f"is {half('none')} ({at('none')}){trained}. The nearest-token decoder allows a "
-            f"perturbation of {half('nearest')} in every token."
-        ),
+    rows["line"] = named(rows)
+    task = str(frame.task.iloc[0])
+    return Page(
+        title=f"Certified accuracy with randomized smoothing: {pipeline.TITLES.get(task, task)}",
         pictures={
             "smoothing": report.facets(
-                "Share of the texts whose label is right and certified, against the radius, at the "
-                "best SNR of each method (nearest token: radius of a token; others: of the text)",
-                pd.concat(drawn).assign(clean=100 * right),
-                x="x",
-                titles={
-                    **{system: named(system, row.snr_db) for system, row in best.iterrows()},
-                    "nearest": PER_TOKEN,
-                    "clean": "right without noise",
-                },
-                xlabel="radius / RMS norm of a token",
-                ylabel="texts certified, %",
-                least_range=0.0,
+                "Certified texts by radius, best SNRs", curves, x="x",
+                titles=dict(zip(curves.model, named(curves), strict=True))
+                | {"clean": "right without noise"}, xlabel="radius / RMS norm of a token",
+                ylabel="texts certified, %", least_range=0.0,
             )
         },
         tables=[
-            report.Table(
-                ["", *(f"{radius:g}" for radius in SHOWN), "half of the texts"],
-                [
-                    [named(system, db),
-                     *(report.bracketed(row, 0) for _, row in part.iterrows()),
-                     report.bracketed(tidy.select(middle, model=system, snr_db=db).iloc[0]
-                                      if system != "nearest" else best.loc["nearest"], 2)]
-                    for (system, db), part in table.groupby(
-                        ["model", "snr_db"], sort=False, dropna=False
-                    )
-                ],
-                "Texts with the right label certified, in %, by the norm of the perturbation in "
-                "RMS norms of a token (total; for the nearest token: of each token); and the "
-                "radius that half of the texts reach.",
-            )
-        ],
-        notes=[
-            "The norm of a perturbation is that of all token vectors of a text together. The "
-            "certificate of the nearest token is deterministic, and stronger: every "
-            "token may move by the radius, half of the distance to its nearest neighbor.",
-            f"Smoothing: {num_draws:,} noisy copies of each text, and {CALL} more that choose the "
-            f"label. A certificate is wrong with a probability of at most {ALPHA:g} per text. If "
-            f"all copies agree, the radius is {norm.ppf(ALPHA ** (1 / num_draws)):.2f} σ; more "
-            "copies certify more. Radii take few values, so intervals can have no width.",
-            "SNR: of all texts together, so that σ does not depend on the text. Memory knows σ and "
-            "the token frequencies of the training texts. The best SNR of each system is chosen on "
-            "the same texts.",
-            "Brackets: 95 % intervals over texts, Wilson's for shares and a bootstrap for radii. "
-            "They leave out the choice of the SNR.",
-            f"Models of seed {frame.seed.iloc[0]} only. Share of the texts for which plain "
-            f"smoothing predicts its most frequent label: {constant}.",
+            pipeline.grid(rows, "line", "column", "Texts certified by radius, %",
+                          cell=lambda row: report.bracketed(row, row.digits))
         ],
     )  # fmt: skip
+
+
+def named(rows: pd.DataFrame) -> pd.Series:
+    """Returns the name of each row's system and SNR."""
+    names = rows.model.map(SYSTEMS)
+    return names.where(rows.snr_db.isna(), names + ", " + rows.snr_db.map(pipeline.decibels))

@@ -7,7 +7,9 @@ the help. `python -m experiments NAME` runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -18,6 +20,7 @@ from experiments.settings import (
     DenoiserName,
     Flags,
     Noise,
+    Training,
     by_budget,
     optional,
     resolved,
@@ -27,18 +30,19 @@ if TYPE_CHECKING:
     from experiments.conditions import Condition
     from experiments.report import Page
 
-TOKENS = Noise(sites=("token",), protocols=("matched", "per-token"))
 PARTS = (
     "pretrained", "pretrained-esr", "pretrained-hopfield-1", "pretrained-hopfield-1-esr",
 )  # fmt: skip
-# Defaults of flags by budget, where they differ from `settings.BUDGETS`.
-Defaults = Mapping[str, Mapping[str, Any]]
-TRAINING = {"epochs": 3, "patience": 3}
-FINE_TUNING: Defaults = {"laptop": TRAINING, "paper": TRAINING}
-NOISE = {"noise_draws": 1, "levels": (0.5, 1.0, 2.0, 3.0, 5.0)}
-FINE_TUNED: Defaults = {budget: {**TRAINING, **NOISE} for budget in FINE_TUNING}
-LEVELS = tuple(float(f"{10 ** (-db / 20):.4g}") for db in range(6, -21, -2))
-EVERY_2_DB: Defaults = {budget: {"noise_draws": 1, "levels": LEVELS} for budget in FINE_TUNING}
+# From +6 to -14 dB, and from +6 to -20 dB.
+FINE_TUNED = Noise(
+    levels=(0.5, 1.0, 2.0, 3.0, 5.0),
+    sites=("token",),
+    protocols=("matched", "per-token"),
+    noise_draws=1,
+)
+EVERY_2_DB = replace(
+    FINE_TUNED, levels=tuple(float(f"{10 ** (-db / 20):.4g}") for db in range(6, -21, -2))
+)
 TYPOS = {
     "laptop": {"rates": (0.1, 0.2, 0.3), "texts": 200},
     "smoke": {"rates": (0.1,), "texts": 4},
@@ -58,7 +62,7 @@ class Suite(Flags):
     NAME: ClassVar[str]
     REPRODUCES: ClassVar[str]
     SMOKE: ClassVar[tuple[str, ...]] = ()  # models of a smoke run, in place of the default
-    DEFAULTS: ClassVar[Defaults] = {}  # for each budget, by flag
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # for each budget, by flag
     CONTRASTS: ClassVar[Sequence[Contrast]] = ()  # shown in place of differences from one model
     STARTS: ClassVar[float] = 0.0  # time of the default run / `runner.start_seconds`, if known
 
@@ -256,10 +260,10 @@ class FineTuning(Noisy):
 
     NAME = "fine-tuning"
     REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
-    DEFAULTS = FINE_TUNED
 
     model: tuple[str, ...] = PARTS
-    noise: Noise = TOKENS
+    training: Training = Training(epochs=3, patience=3)
+    noise: Noise = FINE_TUNED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,11 +293,10 @@ class MemoryTrained(Noisy):
 
     NAME = "memory-trained"
     REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"
-    DEFAULTS = EVERY_2_DB
 
     model: tuple[str, ...] = ("tinybert", "noise-trained", "robertha")
     denoiser: tuple[DenoiserName, ...] = ("none", "memory")
-    noise: Noise = TOKENS
+    noise: Noise = EVERY_2_DB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,16 +335,13 @@ class Typos(Suite):
 
     def conditions(self, task: str) -> Sequence[Condition]:
         """Clean texts, then every corruption at every rate."""
-        from experiments.conditions import BEAMS, typos_grid
+        from experiments import conditions
 
-        return typos_grid(
-            self.corruption,
-            self.rates,
-            num_texts=self.texts,
-            beam=BEAMS[self.budget],
-            form=self.form,
-            data_dir=self.data.data_dir,
-        )
+        beam = {"smoke": 1, "laptop": 2, "paper": 3}[self.budget]
+        options: Any = {"num_texts": self.texts, "beam": beam, "form": self.form}
+        typos = partial(conditions.Typos, data_dir=self.data.data_dir, **options)
+        pairs = product(self.corruption, self.rates or ())
+        return [typos(), *(typos(corruption=kind, rate=rate) for kind, rate in pairs)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,12 +397,12 @@ class LearningRates(Suite):
 
     NAME = "learning-rates"
     REPRODUCES = "Robertha, Table 15: learning rates of pretrained encoders"
-    DEFAULTS = FINE_TUNING
 
     model: tuple[str, ...] = (
         *PARTS, "pretrained-hopfield", "pretrained-hopfield-esr", "pretrained-noise-trained",
         "pretrained-freelb",
     )  # fmt: skip
+    training: Training = Training(epochs=3, patience=3)
     learning_rates: tuple[float, ...] = (2e-5, 5e-5, 1e-4, 3e-4)
     """Peak learning rates, which replace --learning-rate."""
 

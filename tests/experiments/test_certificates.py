@@ -1,15 +1,14 @@
 """The certificates experiment: attacks stay in their ball, certificates and bounds hold."""
 
-import json
 from types import SimpleNamespace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import report
-from experiments.memory import certificates
+from experiments.memory import attacks, certificates, pipeline
 from hopfax import hopfield
 
 WIDTH, VOCAB = 8, 20
@@ -27,9 +26,8 @@ def reader():
     params = {name: rng.normal(size=(WIDTH, WIDTH)).astype("f") / 4 for name in ("own", "mixed")}
     table = rng.normal(size=(VOCAB, WIDTH)).astype("f")
     prior = np.log(rng.dirichlet(np.ones(VOCAB))).astype("f")
-    radius = np.asarray(hopfield.certified_radius(jnp.asarray(table)))
-    model = SimpleNamespace(forward=forward, params=params)
-    return certificates.reader_of(model, table, prior, radius)
+    model: Any = SimpleNamespace(forward=forward, params=params)
+    return attacks.reader_of(model, table, prior)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +35,13 @@ def batch(reader):
     rng = np.random.default_rng(1)
     first, second = ([rng.integers(0, VOCAB, rng.integers(3, 7)) for _ in range(8)] for _ in "ab")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificates, "MAX_TOKENS", 6)
-        unit = certificates.rms_norm(reader.table[np.concatenate([*first, *second])])
-        return certificates.batch_of(reader, first, second, np.arange(8.0), unit)
+        patch.setattr(attacks, "MAX_TOKENS", 6)
+        unit = pipeline.rms_norm(reader.table[np.concatenate([*first, *second])])
+        return attacks.batch_of(reader, first, second, np.arange(8.0), unit)
 
 
 def gains(reader, batch, vectors):
-    return batch.sign * certificates.cosines(reader, batch, vectors)
+    return batch.sign * attacks.cosines(reader, batch, vectors)
 
 
 def test_neighbors_are_sorted_and_start_with_the_token(reader, batch):
@@ -56,12 +54,12 @@ def test_neighbors_are_sorted_and_start_with_the_token(reader, batch):
 @pytest.mark.parametrize("radius", [0.3, 2.0])
 def test_attacks_raise_the_gain_within_their_ball(reader, batch, radius):
     clean = reader.table[batch.ids]
-    perturbed = certificates.attacks(reader, batch, radius, 8)
+    perturbed = attacks.attacks(reader, batch, radius, 8)
     length = np.linalg.norm(perturbed - clean, axis=-1)
     assert length.max() <= radius * (1 + 1e-5) and not length[:, ~batch.mask].any()
     as_it_is, substitution = perturbed[0], perturbed[-1]
     assert (gains(reader, batch, as_it_is) > gains(reader, batch, clean)).all()
-    moved = certificates.retrieved(reader, substitution, batch.mask)["nearest"]
+    moved = attacks.retrieved(reader, substitution, batch.mask)["nearest"]
     assert gains(reader, batch, moved).sum() >= gains(reader, batch, clean).sum()
 
 
@@ -95,9 +93,9 @@ def test_slopes_are_central_differences(reader, batch):
         return gains(reader, batch, surrogate.keep * x + (1 - surrogate.keep) * soft).sum()
 
     for surrogate in (
-        certificates.Surrogate(keep=1.0),
-        certificates.Surrogate(square=0.4),
-        certificates.Surrogate(log=WIDTH / 2, prior=1.0),
+        attacks.Surrogate(keep=1.0),
+        attacks.Surrogate(square=0.4),
+        attacks.Surrogate(log=WIDTH / 2, prior=1.0),
     ):
         slope = np.asarray(reader.slope(x, batch, surrogate))
         size = float(np.linalg.norm(slope))
@@ -120,14 +118,16 @@ def test_certificates_hold_and_violations_raise(reader, batch):
 
 def test_certified_share_is_the_minimum_over_tokens():
     table = np.array([[3.0, 0], [0, 4.0], [0, 4.6]])
-    assert certificates.rms_norm(table) == pytest.approx(np.sqrt((9 + 16 + 4.6**2) / 3))
+    assert pipeline.rms_norm(table) == pytest.approx(np.sqrt((9 + 16 + 4.6**2) / 3))
     radius = np.asarray(hopfield.certified_radius(table)) / 10
-    rows = certificates.certified([np.array([0]), np.array([0, 1])], radius)
+    rows = certificates.certified({"stsb": [np.array([0]), np.array([0, 1])]}, radius)
     for row in rows:  # 0.03 of the second text is the smaller radius
         expected = 50 * (row["level"] < 0.03) + 50 * (row["level"] < 0.25)
         assert row["score"] == pytest.approx(expected)
     assert [row["level"] for row in rows[:2]] == [0.02, 0.04] and rows[-1]["level"] == 0.6
-    assert certificates.certified([np.array([0])], radius, (0.05, 0.75))[-1]["level"] == 0.76
+    assert (
+        certificates.certified({"stsb": [np.array([0])]}, radius, (0.05, 0.75))[-1]["level"] == 0.76
+    )
 
 
 def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batch):
@@ -141,24 +141,19 @@ def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batc
 
 def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
     ids = [text[real] for text, real in zip(batch.ids, batch.mask, strict=True)]
-    rows = [
-        {"task": task, **row}
-        for task in certificates.TASKS
-        for row in certificates.certified(ids, reader.radius / batch.unit)
-    ]
+    texts = dict.fromkeys(certificates.TASKS, ids)
+    rows = certificates.certified(texts, reader.radius / batch.unit)
     for radius in (0.1, 0.5):
         rows += certificates.attacked(reader, batch, radius, 2)
-    rows += certificates.half_distance(reader.radius, batch.unit)
-    separation = certificates.separations(reader.table)
     for db in (10.0, 0.0):
         rows += certificates.under_noise(reader, batch, db, 2)
-        rows += certificates.guaranteed(reader.table, separation, batch.unit, db)
+    rows += certificates.of_vocabulary(reader, batch.unit, (10.0, 0.0))
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
     frame.to_csv(tmp_path / "results.csv")
-    config = {"config": {"budget": "smoke", "num_steps": 2}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
     page = certificates.page(tmp_path)
-    text = " ".join(report.markdown(page, tmp_path).split())
-    assert "no gradient attack inside the certified radius changed a token" in text
-    assert " nan" not in text and "with basins of radius 4e-04 RMS norms" in text
+    by_radius, by_noise = page.tables
+    assert [row[0] for row in by_radius.rows] == ["0.1", "0.5"]
+    assert by_radius.rows[0][1:4] == ["100.0"] * 3
+    assert [row[0] for row in by_noise.rows] == ["+10.0 dB", "0.0 dB"]
+    assert by_noise.rows[0][-1] == "4e-04"
     assert len(page.pictures["certificates"].figure.axes) == 4

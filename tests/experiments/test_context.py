@@ -11,7 +11,7 @@ import oracles
 import pytest
 from scipy.special import log_softmax, logsumexp
 
-from experiments.memory import context
+from experiments.memory import context, priors
 from experiments.memory.context import forward_backward
 from hopfax import hopfield
 
@@ -24,11 +24,11 @@ FREQUENCY = draw.dirichlet(np.ones(SIZE))
 
 @pytest.fixture(scope="module")
 def bigrams():
-    return context.fit_bigrams(TEXTS, np.log(FREQUENCY), 0.75)
+    return priors.fit_bigrams(TEXTS, np.log(FREQUENCY), 0.75)
 
 
 def test_bigrams_are_discounted_counts_and_sum_to_one(bigrams):
-    everything = np.exp(context.log_bigrams(bigrams, np.arange(SIZE)[:, None], np.arange(SIZE)))
+    everything = np.exp(priors.log_bigrams(bigrams, np.arange(SIZE)[:, None], np.arange(SIZE)))
     np.testing.assert_allclose(everything.sum(1), 1, rtol=1e-5)
     # After 1, TEXTS have 2 twice and 4 once.
     want = 0.75 * 2 / 3 * FREQUENCY
@@ -39,19 +39,18 @@ def test_bigrams_are_discounted_counts_and_sum_to_one(bigrams):
 
 
 def test_bits_of_bigrams_are_those_of_each_text(bigrams):
-    step = np.exp(context.log_bigrams(bigrams, np.arange(SIZE)[:, None], np.arange(SIZE)))
+    step = np.exp(priors.log_bigrams(bigrams, np.arange(SIZE)[:, None], np.arange(SIZE)))
     probabilities = [FREQUENCY[0], step[0, 1], step[1, 2], FREQUENCY[3]]
-    got = context.bits_of_bigrams(bigrams, [np.array([0, 1, 2]), np.array([3])])
+    got = priors.bits_of_bigrams(bigrams, [np.array([0, 1, 2]), np.array([3])])
     np.testing.assert_allclose(got, -np.mean(np.log2(probabilities)), rtol=1e-5)
 
 
 def test_padded_chains_have_the_marginals_of_each_chain(bigrams):
     tokens = np.arange(5)  # all candidates, in every place
-    steps = context.log_bigrams(bigrams, tokens[:, None], tokens)
+    steps = priors.log_bigrams(bigrams, tokens[:, None], tokens)
     likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in (4, 2, 1)]
     moves = context.transitions(bigrams, [np.tile(tokens, (len(each), 1)) for each in likelihood])
-    marginals = jax.vmap(lambda x, y, real: forward_backward(x, y, real).probability)
-    together = np.split(context.over_chains(marginals, likelihood, moves, size=2), [4, 6])
+    together = np.split(context.over_chains(likelihood, moves, size=2), [4, 6])
     for probability, each in zip(together, likelihood, strict=True):
         alone = jax.jit(forward_backward)(each, np.tile(steps, (len(each) - 1, 1, 1)))
         alone = alone.probability
@@ -167,43 +166,43 @@ def echo(model, vectors):
 
 
 def test_states_of_a_token_are_computed_without_it(monkeypatch):
-    monkeypatch.setattr(context, "batched_outputs", echo)
+    monkeypatch.setattr(priors, "batched_outputs", echo)
     table = draw.normal(size=(SIZE, WIDTH)).astype(np.float32)
     vectors = [table[text] for text in TEXTS]
     blank = np.full(WIDTH, 100, np.float32)
-    got = context.states_in_context(MODEL, vectors, blank)
+    got = priors.states_in_context(MODEL, vectors, blank)
     for text, states in zip(vectors, got, strict=True):
         padded = np.pad(text, ((1, 1), (0, 0)))
         # The token itself is blank; its neighbors belong to other groups.
-        want = np.tile(padded[:-2] + blank + padded[2:], context.NUM_LAYERS)
+        want = np.tile(padded[:-2] + blank + padded[2:], priors.NUM_LAYERS)
         np.testing.assert_allclose(states, want, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(vectors[0], table[TEXTS[0]])  # the caller's stay as they are
 
 
 def test_context_recovers_what_frequencies_cannot(monkeypatch, bigrams):
     """Token 1 has a twin, 6, more frequent; only its neighbors tell them apart."""
-    monkeypatch.setattr(context, "batched_outputs", echo)
+    monkeypatch.setattr(priors, "batched_outputs", echo)
     monkeypatch.setattr(context, "NUM_CANDIDATES", SIZE)
     table = 4 * draw.normal(size=(SIZE, WIDTH)).astype(np.float32)
     table[6] = table[1] + 0.05
     log_prior = np.log(FREQUENCY)
     log_prior[6] = log_prior[1] + 3
-    head = context.Head(np.zeros(4 * WIDTH), np.ones(4 * WIDTH), jnp.zeros((4 * WIDTH, WIDTH)))
-    priors = context.Priors(table, BLANK, log_prior, bigrams, head, 0.5)
+    head = priors.Head(np.zeros(4 * WIDTH), np.ones(4 * WIDTH), jnp.zeros((4 * WIDTH, WIDTH)))
+    fitted = priors.Priors(table, BLANK, log_prior, bigrams, head, 0.5)
     texts = [*TEXTS, np.array([1])]
     ids = np.concatenate(texts)
     noisy = table[ids] + 0.3 * draw.normal(size=(len(ids), WIDTH)).astype(np.float32)
     noisy[-1] -= np.mean(noisy[-1] - table[1])  # nearer to 1 than to its twin
-    decode = context.decoder(MODEL, priors)
-    estimates = decode(noisy, list(map(len, texts)))
-    assert list(estimates) == [*context.DRAWN[:3], *context.ENCODER, "both"]
+    decode = context.decoder(MODEL, fitted, list(map(len, texts)))
+    estimates = decode(noisy, noisy[:, 0])
+    assert list(estimates) == ["uniform", "unigram", "bigram", *context.ENCODER, "both"]
     twins = np.where(ids == 1, 6, ids)
-    np.testing.assert_array_equal(estimates["unigram"][0], twins)
-    np.testing.assert_array_equal(estimates["bigram"][0], [*ids[:-1], 6])  # alone: no context
+    np.testing.assert_array_equal(estimates["unigram"][1], twins)
+    np.testing.assert_array_equal(estimates["bigram"][1], [*ids[:-1], 6])  # alone: no context
     # A head that knows nothing changes nothing.
     for name, other in (("both", "bigram"), (context.ENCODER[-1], "unigram")):
-        np.testing.assert_array_equal(estimates[name][0], estimates[other][0])
-        for got, want in zip(estimates[name][1], estimates[other][1], strict=True):
+        np.testing.assert_array_equal(estimates[name][1], estimates[other][1])
+        for got, want in zip(estimates[name][0], estimates[other][0], strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -213,9 +212,8 @@ def test_one_token_needs_more_than_capacity():
     assert limits[0] < needed[0] < needed[1] and limits[1] < needed[1]
 
 
-@pytest.mark.parametrize(
-    ("snr_db", "words"),
-    [(-10.1, "−10.1 dB"), (np.inf, "not among"), (-np.inf, "below those"), (np.nan, "between")],
-)
-def test_the_lowest_snr_in_words(snr_db, words):
-    assert words in context.in_words(snr_db)
+def test_the_snr_at_which_values_fall_is_interpolated():
+    values = {6.0: 100.0, 2.0: 90.0, -8.0: 50.0}
+    assert context.falls_to(values, 95.0) == 4.0
+    assert np.isnan(context.falls_to(values, 60.0))  # levels are far apart
+    assert context.falls_to(values, 100.0) == np.inf and context.falls_to(values, 40.0) == -np.inf

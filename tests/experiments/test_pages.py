@@ -9,7 +9,7 @@ from experiments import tidy
 from experiments.__main__ import EXPERIMENTS
 from experiments.pages import __main__ as pages
 from experiments.pages import values
-from experiments.paper import paper_lead
+from experiments.paper import paper_score
 
 TEXTS = {name: (pages.RESULTS / f"{name}.md").read_text() for name in pages.pages()}
 COMMANDS = sorted(
@@ -31,6 +31,15 @@ def test_links_resolve(page):
     assert not [each for each in local if not (pages.RESULTS / each).exists()]
 
 
+def test_the_first_page_quotes_the_results():
+    first = (pages.RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    _, _, found = first.partition("## What we found")
+    found = re.sub(r"https?://\S+", "", found.partition("## ")[0])
+    quoted = re.findall(r"[+−][\d.]+ \[[^\]]+\]|\d+\.\d+", found)
+    assert len(quoted) >= 4
+    assert all(any(each in text for text in TEXTS.values()) for each in quoted)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_command_parses(line):
     _, _, _, name, *flags = shlex.split(line)
@@ -39,10 +48,14 @@ def test_the_command_parses(line):
     tyro.cli(kind, args=flags, config=(tyro.conf.OmitArgPrefixes,))
 
 
+def paper_lead(title, ours, theirs, sigma):
+    return round(paper_score(title, ours, sigma) - paper_score(title, theirs, sigma), 1)
+
+
 def test_claims_have_the_papers_differences():
     table = values.claims()
     leads = tidy.select(table, claim="lead").set_index("subject").paper
-    assert leads.to_dict() == {task: round(paper_lead(task, "robertha", "tinybert", 0.5), 1)
+    assert leads.to_dict() == {task: paper_lead(task, "robertha", "tinybert", 0.5)
                                for task in leads.index}  # fmt: skip
     pairs = {
         "iteration": ("robertha-no-esr", "robertha-no-iteration-no-esr"),
@@ -52,7 +65,7 @@ def test_claims_have_the_papers_differences():
     for claim, pair in pairs.items():
         for snr_db, sigma in ((6, 0.5), (0, 1.0), (-6, 2.0)):
             found = tidy.select(table, group="part", claim=claim, snr_db=snr_db).paper
-            assert {*found} == {round(paper_lead("glue", *pair, sigma), 1)}
+            assert {*found} == {paper_lead("glue", *pair, sigma)}
 
 
 def test_a_lead_has_the_verdict_of_its_interval_and_none_where_nothing_was_learned():

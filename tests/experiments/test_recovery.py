@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import report
 from experiments.memory import recovery
 
 draw = np.random.default_rng(0)
@@ -66,9 +65,9 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     texts = recovery.Texts(
         ids, row, row, position, ids.reshape(20, 100), tokens, table, prior, mean_direction
     )
-    budget = recovery.Budget(10, 2, (0.0, recovery.EXPLAINED))
     decode = recovery.decoder(table, prior)
-    rows = [row for db in budget.snr_db for row in recovery.measure(texts, decode, db, budget)]
+    levels = 0.0, recovery.EXPLAINED
+    rows = [row for db in levels for row in recovery.measure(texts, decode, db, 2)]
     rows += recovery.limits(table, prior)
     white, colored = (row["score"] for row in rows[-2:])
     assert white < colored < white + 3
@@ -84,7 +83,8 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     bins = frame[(frame.metric == "measured") & (frame.group == "norm")]
     assert bins.groupby("model").size().between(3, recovery.NUM_BINS).all()
     page = recovery.page(tmp_path)
-    text = report.markdown(page, tmp_path)
-    assert "Tokens recovered, %" in text and "nan" not in text
-    assert "by random tokens in the same places" in text
+    rates, kinds, harm = page.tables
+    assert rates.columns == kinds.columns == ["", "0.0 dB", "−12.0 dB"]
+    assert rates.rows[0][:2] == ["nearest token: measured", f"{at['nearest', 'recovered']:.1f}"]
+    assert harm.rows[-1][0] == "all"
     assert len(page.pictures["recovery"].figure.axes) == 4

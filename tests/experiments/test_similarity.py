@@ -1,65 +1,78 @@
-"""The experiment `memory`: stability of the outputs, and its page."""
+"""The experiment `memory`, and the pipeline of the experiments on memory."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import report
-from experiments.memory import similarity
+from experiments.memory import pipeline, similarity
+
+MODEL: Any = SimpleNamespace(forward=lambda x, mask: SimpleNamespace(output=np.asarray(x) + 1))
 
 
 def test_pairs_are_a_text_of_each_half():
     outputs = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.6, 0.8]])
-    np.testing.assert_allclose(similarity.pair_cosines(outputs), [0.6, 0.8])
+    np.testing.assert_allclose(pipeline.pair_cosines(outputs), [0.6, 0.8])
 
 
 @pytest.mark.parametrize(("task", "similar"), [("mrpc", 1), ("rte", 0)])
 def test_classes_are_scored_by_the_share_of_pairs_in_the_right_order(task, similar):
     labels = np.where([True, True, False, False], similar, 1 - similar)
-    assert similarity.score(task, np.array([0.9, 0.4, 0.5, 0.1]), labels) == 75  # three of four
-    assert similarity.score(task, np.array([0.9, 0.5, 0.5, 0.1]), labels) == 87.5  # a tie is half
+    assert pipeline.score(task, np.array([0.9, 0.4, 0.5, 0.1]), labels) == 75  # three of four
+    assert pipeline.score(task, np.array([0.9, 0.5, 0.5, 0.1]), labels) == 87.5  # a tie is half
+    assert np.isnan(pipeline.score(task, np.ones(4), np.zeros(4)))
+
+
+def test_stsb_is_scored_by_ranks():
+    assert pipeline.score("stsb", np.array([0.1, 0.2, 0.9]), np.array([0.0, 4.0, 5.0])) == 100
 
 
 def test_stability_is_the_mean_over_texts_of_each_draw():
-    cosines = [np.array([1.0, 0.5, 0.5, 0.5]), np.array([0.5, 0.0, 0.0, 0.0])]
-    first, second = similarity.stabilities({("memory", "matched", -10.0): cosines})
+    cosines = np.array([[1.0, 0.5, 0.5, 0.5], [0.5, 0.0, 0.0, 0.0]])
+    outputs = np.stack([cosines, np.sqrt(1 - cosines**2)], axis=-1)
+    clean, pairs = np.tile([1.0, 0.0], (4, 1)), pipeline.Pairs("mrpc", [], np.array([0, 1]))
+    at = pipeline.condition("memory", "matched", -10.0)
+    rows = pipeline.pair_rows(at, pairs, clean, list(outputs))
+    first, second = (row for row in rows if row["metric"] == "stability")
     assert (first["score"], second["score"]) == (62.5, 12.5)
     assert first["low"] == second["low"] == 25.0  # of the mean over draws; no first text
     assert first["high"] > 37.5
     assert first["level"] == pytest.approx(10**0.5) and first["num_examples"] == 4
+    values = [row["score"] for row in rows if row["metric"] == "change"]
+    assert values == [50, 50]  # without noise, all cosines are equal
 
 
-def test_the_page_shows_the_step(tmp_path):
-    labels = np.arange(8) % 4
-    at = {(name, "matched", db) for name in ("none", "memory") for db in (0.0, -10.0)}
-    measured = {each: [labels if each[0] == "memory" else labels[::-1]] for each in at}
-    measured |= {("none", "", 0.0): [labels]}
-    stable = {each: [np.full(16, 1.0 if each[0] == "memory" else 0.25)] for each in at}
-    recovered = {each: [100.0] for each in at if each[0] == "memory"}
-    rows = similarity.results("stsb", measured, recovered, labels) + similarity.stabilities(stable)
-    frame = pd.DataFrame(rows).assign(task="stsb", limit=-14.0)
-    frame.to_csv(tmp_path / "results.csv")
-    page = similarity.page(tmp_path)
-    assert "down to −10.0 dB** (change: 0.0 [0.0, 0.0])." in page.answer
-    worse = frame.assign(score=frame.score.where((frame.level == 0) | (frame.metric != "score"), 0))
-    worse.to_csv(tmp_path / "results.csv")
-    assert (
-        "within 1 point of the clean score (100.0) at no tested SNR"
-        in similarity.page(tmp_path).answer
-    )
-    assert "is 1.00 with memory, and 0.25 without" in page.answer
-    (axes,) = page.pictures["stability"].figure.axes
-    line = axes.lines[0].get_xdata()
-    np.testing.assert_allclose(sorted(line), [(1 + 10) ** -0.5, 0.5**0.5])
-    assert "0.30 at −10 dB" in report.markdown(page, tmp_path)
+def test_methods_are_compared_with_the_scores_without_noise(rng):
+    table = rng.normal(size=(9, 4)).astype("f")
+    ids = [rng.integers(9, size=size) for size in rng.integers(2, 7, 20)]
+    encoder = pipeline.Encoder(MODEL, SimpleNamespace(), table, {}, "")  # pyright: ignore
+    pairs, shares = pipeline.Pairs("stsb", ids, np.arange(10.0)), []
+
+    def methods(noisy, sigma):
+        ends = np.cumsum([len(text) for text in ids])[:-1]
+        return {
+            "none": (np.split(noisy, ends), None),
+            "oracle": ([table[text] for text in ids], np.concatenate(ids)),
+        }
+
+    cases = [("matched", 0.0), ("per-token", -10.0)]
+    frame = pd.DataFrame(pipeline.under_noise(encoder, pairs, methods, cases, 2, shares.append))
+    assert shares == [0.5, 1.0]
+    assert len(frame) == 1 + 2 * (2 * 3 * 2 + 2)
+    clean = frame.score[frame.level == 0].item()
+    oracle = frame[frame.model == "oracle"].groupby("metric").score.unique()
+    assert {name: values.tolist() for name, values in oracle.items()} == {
+        "score": [clean], "change": [0], "stability": [100], "recovered": [100],
+    }  # fmt: skip
+    assert (frame.score[(frame.model == "none") & (frame.metric == "stability")] < 100).all()
 
 
 def test_noise_is_relative_to_the_text_or_to_each_token():
     clean = np.array([[1.0], [3.0]], np.float32) * np.ones((2, 5000), np.float32)
     for protocol, rms in (("matched", [5**0.5] * 2), ("per-token", [1, 3])):
-        noisy, sigma = similarity.add_noise([clean], 20.0, protocol=protocol, seed=0)
+        noisy, sigma = pipeline.add_noise([clean], 20.0, protocol=protocol, seed=0)
         np.testing.assert_allclose(sigma, np.multiply(rms, 0.1), rtol=1e-6)
         np.testing.assert_allclose((noisy - clean).std(1), sigma, rtol=0.05)
 
@@ -69,7 +82,7 @@ def test_layer_norm_and_the_wiener_filter_are_those_of_the_vocabulary():
     table = draw.normal(size=(5, 8)).astype(np.float32)
     weights = np.array([0.4, 0.3, 0.1, 0.1, 0.1], np.float32)
     noisy, sigma = draw.normal(size=(2, 8)).astype(np.float32), np.float32([0.5, 1.0])
-    values, _ = similarity.denoiser(table, np.log(weights))(noisy, sigma)
+    values, _ = pipeline.denoiser(table, np.log(weights))(noisy, sigma)
     scaled = np.asarray(values["layernorm"])
     np.testing.assert_allclose(scaled.mean(1), 0, atol=1e-6)
     rms = np.sqrt(weights @ (table**2).mean(1))
@@ -83,18 +96,23 @@ def test_layer_norm_and_the_wiener_filter_are_those_of_the_vocabulary():
 
 
 def test_outputs_are_means_over_real_tokens():
-    model = SimpleNamespace(forward=lambda x, mask: SimpleNamespace(output=np.asarray(x) + 1))
     vectors = [np.random.default_rng(n).normal(size=(n, 4)) for n in (20, 3)]
     means = np.array([(each + 1).sum(0) for each in vectors])
     expected = means / np.linalg.norm(means, axis=1, keepdims=True)
-    np.testing.assert_allclose(similarity.unit_outputs(model, vectors), expected, rtol=1e-5)
+    np.testing.assert_allclose(pipeline.unit_outputs(MODEL, vectors), expected, rtol=1e-5)
 
 
-def test_none_is_explained_where_it_occurs():
-    assert similarity.absent([["memory", "−6.0 dB"]]) == ""
-    assert similarity.absent([["x", "1 dB"], ["y", "none"]]) == " None: at no tested SNR."
-    assert similarity.absent([["y", "all"]]) == " All: at every tested SNR."
-
-
-def test_stsb_is_scored_by_ranks():
-    assert similarity.score("stsb", np.array([0.1, 0.2, 0.9]), np.array([0.0, 4.0, 5.0])) == 100
+def test_the_page_shows_the_lowest_snr_that_keeps_the_score(tmp_path):
+    rows = [{**pipeline.condition("none"), "metric": "score", "score": 80.0}]
+    for method, scores in {"none": (79.5, 50.0, 79.8), "memory": (80.0, 79.1, 60.0)}.items():
+        for db, score in zip((0.0, -10.0, -20.0), scores, strict=True):
+            at = pipeline.condition(method, "matched", db)
+            rows += [{**at, "metric": "score", "score": score, "low": 40.0, "high": 90.0},
+                     {**at, "metric": "recovered", "score": 97.0}]  # fmt: skip
+    pd.DataFrame(rows).assign(task="stsb", seed=0, limit=-14.0).to_csv(tmp_path / "results.csv")
+    page = similarity.page(tmp_path)
+    kept, scores = page.tables
+    assert kept.rows == [["no denoising", "0.0 dB"], ["memory, frequency prior", "−10.0 dB"]]
+    assert scores.columns == ["", "0.0 dB", "−10.0 dB", "−20.0 dB"]
+    assert scores.rows[-1] == ["tokens recovered, %", "97.0", "97.0", "97.0"]
+    assert len(page.pictures["memory"].figure.axes) == 1
