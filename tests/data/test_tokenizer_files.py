@@ -50,13 +50,6 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
     assert tokenizers.Tokenizer.from_str(vocabulary.serialized).truncation is None
 
 
-def test_a_real_folder(minilm):
-    vocabulary = read_tokenizer(minilm)
-    assert (vocabulary.size, vocabulary.pad_id, vocabulary.sep_id) == (30522, 0, 102)
-    rows = encode([Example("The weather is lovely today.", 0, 0)], vocabulary, cached=False)
-    assert rows.ids.tolist() == [[[101, 1996, 4633, 2003, 8403, 2651, 1012, 102]]]
-
-
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
