@@ -50,10 +50,9 @@ rate = partial(hopfield.recovery_rate, patterns=PATTERNS, sigma=1.0)
         (update, {"state": jnp.eye(4)}, "state .* use jax.vmap"),
         (retrieve, {"query": STATE[:3]}, r"query .* got \(3,\) and \(3, 4\)$"),
         (energy, {"state": STATE[:3]}, r"state .* got \(3,\) and \(3, 4\)$"),
-        (retrieve, {"tol": -1.0}, "tol must be >= 0, got -1"),
         (retrieve, {"max_steps": 0}, "max_steps must be >= 1, got 0"),
         (retrieve, {"max_steps": 2.5}, "max_steps must be an integer, got 2.5"),
-        (retrieve, {"gradient": "none"}, "'none'"),
+
         (attend, {"queries": STATE}, r"queries, keys and values .* got \(4,\)"),
         (attend, {"queries": jnp.eye(3)}, r"got \(3, 3\), \(3, 4\)"),
         (attend, {"stop": "soon"}, "'soon'"),
