@@ -49,15 +49,16 @@ def fill(flags, *trials, page=gaussian.page):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder, its configuration, and the cell that was trained there."""
-    folder = tmp_path_factory.mktemp("runs")
-    flags = config(folder)
-    return folder, flags, runner.open_cell(flags, trial(), runner.load(flags, "sentiment"))
+def flags(tmp_path_factory):
+    return config(tmp_path_factory.mktemp("runs"))
 
 
-def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
-    folder, flags, cell = trained
+@pytest.fixture(scope="module")
+def cell(flags):
+    return runner.open_cell(flags, trial(), runner.load(flags, "sentiment"))
+
+
+def test_a_cell_is_trained_once_and_complete(flags, cell, monkeypatch):
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
     # As after kills of two processes, one of which came too late.
     late = cell.folder.with_suffix(".partial")
@@ -68,13 +69,12 @@ def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
     again = runner.open_cell(flags, trial(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, again.params, cell.params)
     assert again.folder == cell.folder
-    assert not list((folder / "cells").glob("*.partial"))
+    assert not list(cell.folder.parent.glob("*.partial"))
     assert not {cells.RESUMPTION, rundir.LOCK} & {path.name for path in cell.folder.iterdir()}
 
 
-def test_each_pretrained_model_has_its_own_learning_rate(trained):
+def test_each_pretrained_model_has_its_own_learning_rate(flags, cell):
     """It is part of the spec, not of the model's settings, and a flag replaces it."""
-    _, flags, cell = trained
     each = replace(VARIANTS["pretrained-freelb"], kind="tinybert")
     assert "learning_rate" not in each.settings()
     for rate, expected in ((None, each.learning_rate), (1e-4, 1e-4)):
@@ -83,25 +83,22 @@ def test_each_pretrained_model_has_its_own_learning_rate(trained):
         assert spec.learning_rate == expected
 
 
-def test_memory_tests_the_same_trained_model(trained):
-    _, _, plain = trained
-    cell = cells.with_denoiser(plain, "memory")
-    probabilities = np.exp(cell.params["memory"]["log_prior"][0])
-    assert probabilities.argmax() in plain.data.train.ids[0]
+def test_memory_tests_the_same_trained_model(cell):
+    memory = cells.with_denoiser(cell, "memory")
+    probabilities = np.exp(memory.params["memory"]["log_prior"][0])
+    assert probabilities.argmax() in cell.data.train.ids[0]
     noise = conditions.Gaussian(site="token", protocol="matched", level=0.3)
-    logits = {
-        (each is cell, condition.level): conditions.predictions(each, condition).logits
-        for each in (plain, cell)
+    clean, noisy = (
+        [conditions.predictions(each, condition).logits for each in (cell, memory)]
         for condition in (*CLEAN, noise)
-    }
-    np.testing.assert_allclose(logits[True, 0], logits[False, 0], rtol=1e-4, atol=1e-5)
-    memory, none = (np.abs(logits[each, 0.3] - logits[each, 0]).mean() for each in (True, False))
-    assert memory < 0.7 * none
+    )
+    np.testing.assert_allclose(clean[1], clean[0], rtol=1e-4, atol=1e-5)
+    without, with_memory = np.abs(np.subtract(noisy, clean)).mean(axis=(1, 2, 3))
+    assert with_memory < 0.7 * without
 
 
-def test_an_attack_on_a_model_with_memory_follows_the_gradient_without_it(trained):
+def test_an_attack_on_a_model_with_memory_follows_the_gradient_without_it(cell):
     """At clean tokens, memory hides the gradient; the function of texts is the same."""
-    _, _, cell = trained
     attack, texts = conditions.Typos(corruption="hotflip", rate=0.1), [("a fine film",)]
     plain, defended = (
         attack.victim(each, 0).gradients.linearize(texts, [1])[0]
@@ -111,8 +108,7 @@ def test_an_attack_on_a_model_with_memory_follows_the_gradient_without_it(traine
     np.testing.assert_array_equal(defended.gradient, plain.gradient)
 
 
-def test_baselines_of_memory_denoise_the_token_vectors(trained):
-    _, _, cell = trained
+def test_baselines_of_memory_denoise_the_token_vectors(cell):
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
     plain, noisy = (conditions.predictions(cell, each).logits for each in (*CLEAN, noise))
     for name in ("nearest", "linear"):
@@ -141,8 +137,7 @@ def test_baselines_of_memory_are_the_nearest_vector_and_the_best_linear_estimate
     assert best < error < 1.1 * best < 0.8 * sigma**2
 
 
-def test_tokens_that_tell_classes_apart_are_louder(trained):
-    _, _, cell = trained
+def test_tokens_that_tell_classes_apart_are_louder(cell):
     loud = cells.with_loud_tokens(cell)
     before, after = (each.params["tokens"]["embedding"] for each in (cell, loud))
     gains = np.linalg.norm(after, axis=-1) / np.linalg.norm(before, axis=-1)
@@ -158,11 +153,10 @@ def test_tokens_that_tell_classes_apart_are_louder(trained):
     assert not np.allclose(*logits)
 
 
-def test_the_gain_of_memory_has_an_interval_over_rows(trained):
-    _, _, plain = trained
+def test_the_gain_of_memory_has_an_interval_over_rows(cell):
     noise = conditions.Gaussian(site="token", protocol="matched", level=2.0)
-    memory = cells.with_denoiser(plain, "memory")
-    parts = [pd.DataFrame(conditions.rows(each, noise, model="m")) for each in (plain, memory)]
+    memory = cells.with_denoiser(cell, "memory")
+    parts = [pd.DataFrame(conditions.rows(each, noise, model="m")) for each in (cell, memory)]
     without, with_memory = (part[part.metric == "score"].score.to_numpy() for part in parts)
     gains = parts[1][parts[1].metric == "gain"]
     np.testing.assert_allclose(gains.score, with_memory - without, atol=1e-3)
@@ -190,8 +184,7 @@ def test_the_interval_of_a_gain_is_over_rows_of_the_mean_over_seeds():
     assert gains == [50, 50] and low == high == 50
 
 
-def test_a_spec_is_what_training_depends_on(trained):
-    _, flags, cell = trained
+def test_a_spec_is_what_training_depends_on(flags, cell):
     spec = cell.spec
     for name, value in {"seeds": (1, 2), "epochs": 3, "learning_rate": 1e-4}.items():
         assert replace(spec, **{name: value}).id != spec.id
@@ -204,8 +197,7 @@ def test_a_spec_is_what_training_depends_on(trained):
     assert runner.spec_of(halved, trial(), cell.data).model["precision"] == "bfloat16"
 
 
-def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
-    _, _, cell = trained
+def test_training_that_breaks_off_resumes_to_the_same_bits(cell, tmp_path, monkeypatch):
     flags, fit = config(tmp_path), cells.fit
 
     def broken(*args, score, **options):
@@ -232,15 +224,15 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, mo
     jax.tree.map(np.testing.assert_array_equal, resumed.params, cell.params)
 
 
-def test_another_process_keeps_a_cell(trained, tmp_path):
-    flags, cell = config(tmp_path), trained[2]
+def test_another_process_keeps_a_cell(cell, tmp_path):
+    flags = config(tmp_path)
     locked = rundir.locked(tmp_path / "cells" / f"{cell.spec.id}.partial")
     with locked, pytest.raises(BlockingIOError, match="is in use by process"):
         runner.open_cell(flags, trial(), cell.data)
 
 
-def test_padded_lengths_are_those_of_the_training_rows(trained):
-    data = trained[2].data
+def test_padded_lengths_are_those_of_the_training_rows(cell):
+    data = cell.data
     rows = cells.buckets(data, 128, data.train, data.validation, data.test)
     longest = max(data.train.lengths.max(), data.validation.lengths.max())
     assert 0 <= rows[0][0].ids.shape[-1] - longest < 4
@@ -250,14 +242,13 @@ def test_padded_lengths_are_those_of_the_training_rows(trained):
     assert [bucket.ids.shape[-1] for bucket in test] == [128]
     # Models that store padding read texts of one length.
     for name, one_length in (("robertha", False), ("robertha-released", True)):
-        spec = replace(trained[2].spec, model=variant(name).settings())
+        spec = replace(cell.spec, model=variant(name).settings())
         assert spec.stores_padding == one_length
     (train,) = cells.buckets(data, 128, data.train, one_length=True)
     assert train[0].ids.shape[-1] == 128
 
 
-def test_a_condition_is_predicted_once(trained, monkeypatch):
-    cell = trained[2]
+def test_a_condition_is_predicted_once(cell, monkeypatch):
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
     predicted = conditions.predictions(cell, noise)
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
@@ -286,8 +277,7 @@ def test_the_best_constant_prediction(metrics, labels, outputs, best):
     assert conditions.constant_score(metrics, np.array(labels), outputs) == pytest.approx(best)
 
 
-def test_random_typos_are_the_same_for_all_models(trained):
-    cell = trained[2]
+def test_random_typos_are_the_same_for_all_models(cell):
     typos = conditions.Typos(corruption="misspelling", rate=0.5, num_texts=8)
     predicted = conditions.predictions(cell, typos)
     assert predicted.logits.shape == (3, 8, 2), "all seeds"
@@ -308,8 +298,7 @@ def test_sets_that_do_not_fit_are_named(tmp_path):
         sets("qqp", names=("paws",))
 
 
-def test_a_run_gathers_every_row_once(trained, monkeypatch):
-    _, flags, _ = trained
+def test_a_run_gathers_every_row_once(flags, monkeypatch):
     grid = conditions.gaussian_grid(
         levels=(1.0,), sites=("token",), protocols=("sigma",), noise_draws=2
     )
@@ -328,8 +317,7 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch):
     assert (folder / "results.csv").read_bytes() == before
 
 
-def test_repeating_a_finished_run_loses_no_rows_and_sees_damage(trained, monkeypatch):
-    _, flags, cell = trained
+def test_repeating_a_finished_run_loses_no_rows_and_sees_damage(flags, cell, monkeypatch):
     again = partial(fill, flags, trial(), trial(), page=lambda _: report.Page(title="a"))
     path = again() / "results.csv"
     before, rows, calls = path.read_bytes(), conditions.rows, iter([cell])
@@ -378,8 +366,7 @@ def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
         runner.check([loud], {name: three})
 
 
-def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
-    _, flags, cell = trained
+def test_a_run_predicts_labels_of_texts(flags, cell, capsys, monkeypatch):
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
     two = replace(flags, model=("tinybert", "robertha"))
     path = str(rundir.open_run("robustness", two))
@@ -414,12 +401,11 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
         (["--run", "nowhere"], "--run must be the folder of a run, got nowhere"),
     ],
 )
-def test_predictions_of_what_a_run_lacks_are_errors(trained, capsys, words, message):
-    folder, flags, _ = trained
+def test_predictions_of_what_a_run_lacks_are_errors(flags, cell, capsys, words, message):
     path = rundir.open_run("robustness", replace(flags, model=("tinybert", "robertha")))
     assert command_line.main(["predict", "a", "--run", str(path), *words]) == 1
     assert message in capsys.readouterr().err
-    other = str(rundir.open_run("theory", {"runs": str(folder)}))
+    other = str(rundir.open_run("theory", {"runs": flags.runs}))
     assert command_line.main(["predict", "a", "--run", other]) == 1
     assert "of an experiment that trains encoders, got theory" in capsys.readouterr().err
 
