@@ -20,12 +20,10 @@ def test_the_copy_is_the_reference(shared):
     ("title", "model", "level", "corruption", "expected"),
     [
         ("SST-2", "tinybert", 0.5, "gaussian", 55.1),
-        ("SST-2", "robertha", 0, "gaussian", 81.2),
         ("glue", "robertha-no-iteration-no-esr", 2, "gaussian", 51.6),
         ("AdvSST-2", "robertha", 0, "none", 48.4),
         ("glue", "freelb", 0.1, "misspelling", 62.8),
         ("SST-2", "robertha-no-esr", 0.5, "gaussian", np.nan),  # suite averages only
-        ("SST-2", "tinybert", 0.25, "gaussian", np.nan),
         ("Sentiment", "tinybert", 0, "gaussian", np.nan),
     ],
 )
