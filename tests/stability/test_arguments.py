@@ -33,7 +33,7 @@ regularizer = partial(
 walsh = partial(stability.walsh_weights, fn=first, num_bits=3)
 levels = partial(stability.level_weights, first, KEY, shape=(5,), num_samples=128)
 tail = partial(stability.spectral_tail_bound, 0.5, 1.0, rho=0.5, degree=2)
-linear = partial(theory.linear_recurrence, 0.5)
+
 transformer = partial(theory.transformer_recurrence, 0.5, num_layers=1)
 moments = partial(theory.moment_interval, 0.5, mean=2.0)
 interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, width=2, bound=1.0)
@@ -44,7 +44,6 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
     [
         (pair, {"rho": 1.5}, r"rho must be in \[-1, 1\], got 1\.5"),
         (replaced, {"tokens": [0, 7]}, r"tokens must be in \[0, 4\], got 7"),
-        (estimate, {"rho": jnp.array([0.1, -3.0])}, r"rho must be in \[-1, 1\], got -3\.0"),
         (estimate, {"num_samples": 1}, "num_samples must be >= 2, got 1"),
         (estimate, {"arc_points": 1}, "arc_points must be >= 2, got 1"),
         (estimate, {"arc_points": 4, "pair": bit_pair}, "unless pair is gaussian_pair, got 4"),
@@ -53,17 +52,13 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (geometric, {"inputs": HALVES[:0]}, r"samples >= 1, got \(0, 2\)"),
         (geometric, {"inputs": HALVES[0], "per_token": True}, r"\(samples, ..., width\), .* got"),
         (estimate, {"shape": (0,)}, "shape must have no zero"),
-        (estimate, {"rho": jnp.zeros(0)}, "a vector of one or more"),
         (replaced, {"tokens": jnp.zeros(2, jnp.uint8), "num_tokens": 300}, "uint8, got 300"),
         (regularizer, {"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
         (regularizer, {"every": 0}, "every must be >= 1, got 0"),
         (walsh, {"num_bits": 21}, r"num_bits must be in \[1, 20\], got 21"),
-        (levels, {"degree": 21}, r"degree must be in \[0, 20\], got 21"),
         (levels, {"num_samples": 10}, "must be >= 128, got 10"),
         (tail, {"rho": 1.0}, "rho .* got 1.0"),
-        (tail, {"degree": 0}, "degree must be >= 1, got 0"),
         (theory.relu_stability, {"rho": 1.1}, r"rho must be in \[-1, 1\], got 1\.1"),
-        (linear, {"num_layers": -1}, "num_layers must be >= 0, got -1"),
         (partial(theory.attention_stability, 0.5), {"num_tokens": 0}, "num_tokens must .*, got 0"),
         (transformer, {"value_norm": 1.5}, r"value_norm must be in \[0, 1\], got 1\.5"),
         (theory.relu_process_stability, {"rho": -0.1}, r"rho must be in \[0, 1\], got -0\.1"),
