@@ -106,18 +106,14 @@ def test_batches_merge_to_the_moments_of_the_sample(num_samples, batch_size):
 
 def test_a_changed_closure_is_seen():
     """Nothing is compiled by the identity of a function."""
-    scale, inputs, one = 1.0, jnp.ones((2, 1)), {"num_bits": 1}
+    scale, one = 1.0, {"num_bits": 1}
     fn = lambda x: scale * x[0]  # noqa: E731
 
     def measure():
-        return np.array(
-            [
-                noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean,
-                stability.total_influence(fn, KEY, num_samples=4, **one).mean,
-                stability.walsh_weights(fn, **one)[1],
-                stability.geometric_influence(fn, inputs)[0] ** 2,
-            ]
-        )
+        mean = noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean
+        influence = stability.total_influence(fn, KEY, num_samples=4, **one).mean
+        slope = stability.geometric_influence(fn, jnp.ones((2, 1)))[0]
+        return np.array([mean, influence, stability.walsh_weights(fn, **one)[1], slope**2])
 
     before = measure()
     scale = 3.0
