@@ -82,7 +82,6 @@ MRPC = dataclasses.replace(task("mrpc"), labels=("1", "0"))
         ("paws", "paraphrase", [1, 0]),
         ("paws", MRPC, [0, 1]),
         ("paws", "mnli", "PAWS tests models of qqp or mrpc or paraphrase .* on mnli with entail"),
-        ("paws", "sst2", "labels 0, 1; the model was trained on sst2 with 0, 1"),
         ("paws-x-de", "stsb", "trained on stsb with scores"),
         ("adv-mnli", TWO_LABELS, "trained on mnli with entailment, not"),
         ("paws", OWN, "PAWS tests .* labels 0, 1; .* trained on qqp with duplicate, not_dup"),
@@ -103,10 +102,7 @@ def test_labels_are_classes_of_the_trained_task(tmp_path, name, trained, expecte
     ("content", "message"),
     [
         ("{", r"dev\.json: not a JSON object with 'sst2' \(Expecting"),
-        ("[" * 10**5, r"not a JSON object with 'sst2' \(.*recursion"),
-        ('{"rte": []}', "not a JSON object with 'sst2'"),
         ('{"sst2": [3]}', "sst2 row 1: expected a JSON object, got int"),
-        ('{"sst2": []}', "has no rows"),
         ('{"sst2": [{"sentence": "a", "label": 2}]}', "sst2 row 1: unknown label '2'; AdvSST-2"),
         ('{"sst2": [{"sentence": "a"}]}', "sst2 row 1: no label 'label'"),
     ],

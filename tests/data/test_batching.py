@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hopfax.data import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches, spread
+from hopfax.data import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
 
 
 def encoded(lengths):
@@ -61,20 +61,8 @@ def test_boundaries_minimize_padding():
     assert chosen[-1] == 64 and all(edge % 8 == 0 for edge in chosen)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "options", "expected"),
-    [
-        ([[3, 7], [2, 2]], {}, (8,)),
-        ([7, 9, 128], {}, (8, 16, 128)),
-        ([3, 50, 41], {"max_buckets": 1}, (56,)),
-        ([3, 50, 41], {"max_buckets": 1, "max_length": 50}, (50,)),
-    ],
-)
-def test_boundaries_of_few_lengths(lengths, options, expected):
-    assert bucket_boundaries(np.array(lengths), **options) == expected
-
-
-def test_rows_are_spread_over_the_whole_set():
-    assert spread(list(range(11)), 3) == [0, 5, 10]
-    assert spread(np.arange(0, 20, 2), 2).tolist() == [0, 18]
-    assert spread([1, 2], 5) == spread([1, 2], None) == [1, 2]
+def test_boundaries_of_few_lengths():
+    lengths = np.array([3, 50, 41])
+    assert bucket_boundaries(np.array([7, 9, 128])) == (8, 16, 128)
+    assert bucket_boundaries(lengths, max_buckets=1) == (56,)
+    assert bucket_boundaries(lengths, max_buckets=1, max_length=50) == (50,)

@@ -6,7 +6,6 @@ import pytest
 from hopfax.data import TASKS, load_task, task
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "was")
-COMPLETE = ["cola", "sst2", "mrpc", "stsb", "rte", "wnli", "copa", "wic", "wsc"]
 
 
 def write_sst2(folder):
@@ -42,18 +41,3 @@ def test_train_file_is_split_without_overlap(tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "sst2", dataclasses.replace(task("sst2"), train_rows=50))
     assert not load_task("sst2", data_dir=tmp_path).is_partial
     assert load_task("sst2", data_dir=tmp_path, train_size=44).is_partial
-
-
-@pytest.mark.filterwarnings("ignore:.* are truncated")  # RTE has long texts
-@pytest.mark.parametrize("name", COMPLETE)
-def test_real_sets(shared, name):
-    vocabulary = shared / "data" / "vocab" / "bert-base-uncased"
-    data = load_task(name, data_dir=shared / "data", vocabulary=vocabulary, train_size=200)
-    unknown, start = map(data.vocabulary.tokens.index, ("[UNK]", "[CLS]"))
-    for part in (data.train, data.validation, data.test):
-        assert part.ids.shape[1] == data.spec.num_choices and part.ids.shape[2] <= 128
-        assert (part.ids[..., 0] == start).all()
-        real = np.arange(part.ids.shape[2]) < part.lengths[..., None]
-        assert (part.ids[~real] == data.pad_id).all() and (part.ids[real] != data.pad_id).all()
-        assert np.mean(part.ids[real] == unknown) < 0.01
-    assert len(data.validation.labels) == min(round(0.1 * data.spec.train_rows), 1000)

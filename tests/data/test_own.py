@@ -19,7 +19,6 @@ def splits(data):
     ("labels", "names"),
     [
         (["good", "bad"] * 20, ("bad", "good")),
-        (STARS, ("1", "2", "4", "10")),
         (np.array(STARS), ("1", "2", "4", "10")),
         (np.array([True, False] * 20), ("False", "True")),
     ],
@@ -90,18 +89,14 @@ COLUMN = pd.Series([1, 1], index=[5, 6])
         (["a", "b"], [0, 1, 1], {}, "training: got 2 texts, but 3 labels"),
         (["a", "b"], [1, 1], {}, r"labels must have two or more values, got \[1, 1\]"),
         (["a", "b"], [1, "1"], {}, r"labels must be all strings or all numbers, got \[1, '1'\]"),
-        (["a", None], [0, 1], {}, "training, row 1: text must be a string .* got None"),
-        (["a", ("b", "c", "d")], [0, 1], {}, r"row 1: .* a pair of strings"),
+        (["a", ("b", "c", "d")], [0, 1], {}, "training, row 1: text must be .* a pair of strings"),
         (["a", "\u200b \0"], [0, 1], {}, "training, row 1: text must .* none empty"),
         (["a", "\ud800"], [0, 1], {}, "training, row 1 has a character that is not valid Unicode"),
-        ([("a", ""), "b"], [0, 1], {}, r"training, row 0: text must .* got \('a', ''\)"),
         (["a", "b"], [0, float("nan")], {}, "row 1: score must be finite in float32, got nan"),
         (["a", "b"], [0.5, 10**400], {}, "training, row 1: score .* in float32, got 1000"),
         (["a", "b"], [0, 1], {}, "2 rows are too few to hold some out: pass validation and test"),
         (FILMS, STARS, {"test": (["a"], [3])}, "test, row 0: label 3 is not one of 1, 2, 4, 10"),
         (FILMS, STARS, {"test": (["a", "b"], COLUMN)}, "test: all 2 labels are 1"),
-        (FILMS, STARS, {"validation": (["a"], [1, 2])}, "validation: got 1 texts, but 2 labels"),
-        (FILMS, STARS, {"train_size": 0}, "train_size must be an integer >= 1, got 0"),
     ],
 )
 def test_wrong_rows(texts, labels, options, message):
@@ -113,10 +108,8 @@ def test_wrong_rows(texts, labels, options, message):
     ("options", "message"),
     [
         ({"validation": ["a"]}, r"validation: expected \(texts, labels\), got \['a'\]"),
-        ({"test": (["a"], 1)}, "test: labels must be .* one column of a table, got int: 1"),
         ({"validation": ("ab", STARS[:2])}, "validation: texts must be a list, .*, got str: 'ab'"),
         ({"texts": pd.DataFrame({"text": FILMS})}, "training: texts .* one column .* DataFrame: "),
-        ({"labels": {"label": STARS}}, "training: labels must be a list, .*, got dict: "),
         ({"vocabulary": "x"}, "must come from read_tokenizer or read_vocabulary, got str"),
     ],
 )
@@ -167,17 +160,12 @@ def test_types_of_labels(tmp_path, ending, content, labels):
 def test_long_cells_in_threads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     limit = csv.field_size_limit()
-    for ending, separator in (("csv", ","), ("tsv", "\t")):
-        path = f"~rows.{ending}"  # a name, not a home directory
-        row = f"{'a' * 200_000}{separator}1\n"
-        (tmp_path / path).write_text(f"text{separator}label\n{row * 5}")
-        with ThreadPoolExecutor(8) as pool:
-            for texts, _ in pool.map(read_table, [path] * 16):
-                assert list(map(len, texts)) == [200_000] * 5
+    path = "~rows.csv"  # a name, not a home directory
+    (tmp_path / path).write_text(f"text,label\n{'a' * 200_000},1\n")
+    with ThreadPoolExecutor(8) as pool:
+        for texts, _ in pool.map(read_table, [path] * 16):
+            assert list(map(len, texts)) == [200_000]
     assert csv.field_size_limit() == limit
-
-
-WIDE = ",".join(map(str, range(30_000))) + "\n" + "1," * 29_999 + "1\n"
 
 
 @pytest.mark.parametrize(
@@ -185,20 +173,12 @@ WIDE = ",".join(map(str, range(30_000))) + "\n" + "1," * 29_999 + "1\n"
     [
         ("a.csv", "text,stars\na,1\n", r"a\.csv, line 2: no .* columns: 'text', 'stars'$"),
         ("a.csv", "review;stars\na, b;4\n", r"line 1: separator must be ',', got ';'$"),
-        ("a.tsv", "text,label\na,1\n", r"line 1: separator must be '\\t', got ','$"),
-        ("a.csv", WIDE, r"line 2: no column 'text'; columns: '0', .* '19', \.\.\.$"),
         ("a.jsonl", '\n{"text": "a"}\n', r"a\.jsonl, line 2: no column 'label'; columns: 'text'$"),
         ("a.csv", "text,label\n\u200b,1\n", r"a\.csv, line 2: 'text' is empty"),
-        ("a.tsv", "text\tlabel\na\t\n", r"a\.tsv, line 2: 'label' is empty"),
-        ("a.jsonl", '{"text": null, "label": 0}\n', r"a\.jsonl, line 1: 'text' is empty"),
         ("a.jsonl", '{"text": 5, "label": 0}\n', r"line 1: 'text' must be a string, got 5"),
         ("a.csv", "text,label\n", r"a\.csv has no rows"),
         ("a.csv", "text,label\ngood, long,1\n", r"line 2: expected 2 columns, got 3"),
-        (
-            "a.csv",
-            'text,label\na,1\n"b,1\n',
-            "csv: a quote opened on line 3 or later is not closed",
-        ),
+        ("a.csv", 'text,label\na,1\n"b,1\n', "a quote opened on line 3 or later is not closed"),
         ("a.csv", 'text,label\n"a"b,1\n', r"a\.csv, after line 1: ',' expected after"),
         ("a.csv", b"text,label\n\xff,1\n", r"must be encoded in UTF-8, got byte 0xff at 11$"),
         ("a.csv", "text,label,label\na,1,0\n", r"line 1: column names .* got 'label' twice"),
@@ -211,5 +191,3 @@ def test_wrong_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_table(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"no file .*missing\.csv"):
-        read_table(tmp_path / "missing.csv")

@@ -96,11 +96,9 @@ def test_few_damaged_rows_of_qqp_are_dropped_but_many_are_an_error(tmp_path):
         ("sst2", "sentence\tlabel\n  \t1\n", r"line 2: empty text in 'sentence'"),
         ("sst2", "text\tlabel\nfine\t1\n", r"line 1: no column sentence in the header"),
         ("sst2", "sentence\tlabel\n", r"has no rows"),
-        ("sst2", "sentence\tlabel\ncaf\udce9\t1\n", r"UTF-8, got byte 0xe9 at 18"),  # latin-1
         ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: label .* 5.0, got '5.5'"),
         ("wic", '{"word": "a"}\n', r"line 1: no 'sentence1'"),
         ("wic", "{\n", r"line 1, column 2: not JSON \(Expecting"),
-        ("wic", "[" * 10**5, r"line 1, column 1: not JSON \(.*recursion"),
         ("wic", "[]\n", r"line 1, column 1: not JSON \(expected an object, got list"),
         ("wsc", '{"text": "a", "target": {"span1_text": 3}}', r"line 1: .*must be a string, got 3"),
     ],
@@ -116,7 +114,6 @@ def test_errors_name_file_and_line(tmp_path, name, text, message):
     ("name", "split", "folder", "message"),
     [
         ("sst2", "train", ".", r"no train file of SST-2.*glue_data.*gluebench"),
-        ("sst2", "train", "nowhere", "itself does not exist"),
         ("sentiment", "train", ".", "sentiment is synthetic"),
         ("sst2", "dev", ".", "unknown split of SST-2 'dev': allowed: train, val"),
     ],

@@ -35,18 +35,11 @@ def test_texts_pairs_and_choices():
     assert long.ids.tolist() == [[[2, 4, 3, 5, 3]]]  # not found by trying all pairs of lengths
 
 
-@pytest.mark.parametrize(
-    ("texts", "choices"),
-    [
-        ("run b", (("run b",),)),
-        (("run b",), (("run b",),)),
-        (["run", "b"], (("run", "b"),)),
-        ([["run"], ["b"]], (("run",), ("b",))),
-    ],
-)
-def test_an_example_has_choices(texts, choices):
-    row = Example("", 0, 0)._replace(texts=texts)
-    assert row == Example(texts, 0, 0) and row.texts == choices
+def test_an_example_has_choices():
+    for texts, choices in (("a b", (("a b",),)), (["a", "b"], (("a", "b"),))):
+        row = Example("", 0, 0)._replace(texts=texts)
+        assert row == Example(texts, 0, 0) and row.texts == choices
+    assert Example([["a"], ["b"]], 0, 0).texts == (("a",), ("b",))
 
 
 def test_one_score_makes_all_labels_scores():
@@ -86,7 +79,10 @@ def test_arrays_are_cached_by_content(cache):
     encode(examples("a b"), VOCABULARY, max_length=16)
     encode(examples("c c"), VOCABULARY, cached=False)
     encode(examples("a b"), dataclasses.replace(VOCABULARY, pad_token="b"))
-    assert len(list(cache.iterdir())) == 5
+    cased = text_tokenizer(VOCABULARY)
+    cased.normalizer = None
+    encode(examples("a b"), dataclasses.replace(VOCABULARY, serialized=cased.to_str()))
+    assert len(list(cache.iterdir())) == 6
 
 
 def test_a_damaged_cache_file_is_replaced(cache):
@@ -109,11 +105,6 @@ def test_the_folder_of_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     encode(examples("a"), VOCABULARY)
     assert list((tmp_path / ".cache" / "hopfax").iterdir())
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # no home directory
-    monkeypatch.chdir(tmp_path)
-    encode(examples("b"), VOCABULARY)
-    assert not (tmp_path / "~").exists()
 
 
 def test_vocabulary_file(tmp_path):
@@ -141,12 +132,10 @@ def test_texts_that_cannot_be_read():
     tokenizer = text_tokenizer(VOCABULARY)
     tokenizer.post_processor = None
     bare = WordPiece(tokens=VOCABULARY.tokens, serialized=tokenizer.to_str())
-    for text, vocabulary, message in (
-        ("\0", bare, r"text 8 has no tokens: \(\('\\x00',\),\)"),
-        (("b", "\ud800"), VOCABULARY, "text 8 has a character that is not valid Unicode"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            encode(examples("a", text), vocabulary, cached=False)
+    with pytest.raises(ValueError, match=r"text 8 has no tokens: \(\('\\x00',\),\)"):
+        encode(examples("a", "\0"), bare, cached=False)
+    with pytest.raises(ValueError, match="text 8 has a character that is not valid Unicode"):
+        encode(examples("a", ("b", "\ud800")), VOCABULARY, cached=False)
 
 
 @pytest.mark.parametrize("text", ["", " \n\u2028", "\u200b", "\x00", "\ufeff\u00ad"])

@@ -1,9 +1,8 @@
 """The demo at tiny sizes: its estimate, results and page."""
 
-import re
 from dataclasses import replace
 
-from experiments import runner, tidy
+from experiments import tidy
 from experiments.robertha.demo import Demo
 from experiments.settings import Data, Training
 
@@ -20,10 +19,3 @@ def test_the_demo_scores_noise_without_and_with_memory(tmp_path, monkeypatch):
     assert cells == {(name, snr_db) for name in ("none", "memory") for snr_db in (6, -12)}
     assert {path.name for path in folder.iterdir()} >= {"results.csv", "demo.png", "report.html"}
     assert [row[0] for row in demo.page(folder).tables[0].rows] == ["+6 dB", "−12 dB"]
-
-
-def test_the_default_run_prints_an_estimate(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "jobs", lambda *_: [])
-    monkeypatch.setattr(runner, "fill", lambda *_: tmp_path)
-    Demo(runs=str(tmp_path)).run()
-    assert re.fullmatch(r"about \d+ seconds\n", capsys.readouterr().out)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import pytest
 from nn import checkpoints
 
-from experiments.models import VARIANTS, build, title, variant, with_flags
-from experiments.paper import PAPER_MODELS, paper_score
+from experiments.models import VARIANTS, build, variant, with_flags
 from experiments.robertha.suites import Robustness
 from experiments.runner import load
 from experiments.settings import Data, Encoders
@@ -39,10 +38,7 @@ def built(name, **flags):
     return build(variant(name, **flags), task("sst2"), vocab_size=9, **SIZES)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name, each in VARIANTS.items() if not each.loud],
-)
+@pytest.mark.parametrize("name", [name for name, each in VARIANTS.items() if not each.loud])
 def test_every_model_has_a_loss_and_gradients(name, folder):
     found = built(name, folder=folder)
     params = jax.eval_shape(found.model.init, jax.random.key(0))
@@ -55,7 +51,7 @@ def test_every_model_has_a_loss_and_gradients(name, folder):
     assert found.iterates == (iterates or name == "universal-halting")
 
 
-def test_variants_have_their_penalties_and_the_papers_rows():
+def test_variants_have_their_penalties():
     assert built("robertha-no-esr-weight-decay").weight_decay == 0.1
     assert built("robertha").weight_decay == 0.01
     for name, has_esr in {"robertha": True, "robertha-no-esr": False}.items():
@@ -63,8 +59,6 @@ def test_variants_have_their_penalties_and_the_papers_rows():
         params = model.init(jax.random.key(0))
         loss, parts = jax.jit(objective)(params, BATCH, jax.random.key(0))
         assert (loss > parts.task) == has_esr
-    assert {"FreeLB", "DataAugment"} <= set(PAPER_MODELS.values())
-    assert all(paper_score("glue", name, 0.5) > 0 for name in PAPER_MODELS)
 
 
 def test_adversarial_training_meets_a_larger_loss_than_clean_training():
@@ -122,7 +116,6 @@ def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path,
 def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):
     config = Robustness(encoder=Encoders(pretrained=folder), data=Data(task=("entailment",)))
     data = load(config, "entailment")
-    assert data.vocabulary.tokens[:5] == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a")
     assert data.vocab_size == 20
     both = dataclasses.replace(config, data=Data(vocab="vocab.txt"))
     with pytest.raises(ValueError, match="--vocab must be left out with --pretrained"):
@@ -130,34 +123,20 @@ def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "title", "changes"),
+    ("name", "field", "value"),
     [
-        ("robertha-beta-5", "Robertha, β 5", {"options": {"beta": 5.0}}),
-        ("robertha-esr-target-0.5", "Robertha, α 0.5", {"esr_target": 0.5}),
-        ("robertha-esr-weight-0", "Robertha, λ 0", {"esr_weight": 0.0}),
-        ("freelb-rate-1e-4", "FreeLB, learning rate 1e-4", {"fixed_rate": 1e-4}),
+        ("robertha-beta-5", "options", {"beta": 5.0}),
+        ("robertha-esr-target-0.5", "esr_target", 0.5),
+        ("robertha-esr-weight-0", "esr_weight", 0.0),
+        ("freelb-rate-1e-4", "fixed_rate", 1e-4),
     ],
 )
-def test_a_suffix_changes_one_thing_that_flags_leave_alone(name, title, changes):
-    base = variant(name.partition("-")[0])
-    changed = (
-        variant(name, beta=1.0, esr_target=0.1, esr_weight=0.9)
-        if "rate" not in name
-        else variant(name)
-    )
-    for field, value in changes.items():
-        assert getattr(changed, field) == value != getattr(base, field)
-    assert changed.title == title and changed.paper is None
+def test_a_suffix_changes_one_thing_that_flags_leave_alone(name, field, value):
+    flags = {"beta": 1.0, "esr_target": 0.1, "esr_weight": 0.9} if "robertha" in name else {}
+    changed = variant(name, **flags)
+    assert getattr(changed, field) == value and changed.paper is None
 
 
 def test_a_size_sets_the_shape_of_the_encoder():
     options = variant("robertha-mini", num_layers=9).options
     assert (options["num_layers"], options["width"], options["num_heads"]) == (4, 256, 4)
-    assert title("tinybert-mini-memory") == "TinyBERT, mini + memory"
-    assert title("tinybert-tiny") == variant("tinybert-tiny").title == "TinyBERT, tiny"
-
-
-def test_an_unknown_model_is_an_error():
-    message = r"'robrtha': did you mean robertha .*\? allowed: tinybert,"
-    with pytest.raises(ValueError, match=message):
-        variant("robrtha")

@@ -1,5 +1,4 @@
 import csv
-import re
 from pathlib import Path
 
 import numpy as np
@@ -7,22 +6,9 @@ import pandas as pd
 import pytest
 
 from experiments import paper
-from experiments.__main__ import EXPERIMENTS, introduction
 from experiments.noise_stability import grokking
 from experiments.paper import paper_score
 from hopfax.data import modular_addition
-
-
-def test_every_table_of_scores_is_some_experiment_s():
-    named = set()
-    for module in EXPERIMENTS.values():
-        tables = re.search(r"Robertha, Tables? ([^:F]*)", introduction(module)[0])
-        for part in re.findall(r"[\d-]+", tables.group(1) if tables else ""):
-            first, _, last = part.partition("-")
-            named |= set(range(int(first), int(last or first) + 1))
-    with open(Path(paper.__file__).with_name("paper_scores.csv"), newline="") as file:
-        tables = {int(row["table"].removeprefix("table")) for row in csv.DictReader(file)}
-    assert tables <= named and 13 in tables
 
 
 def test_the_copy_is_the_reference(shared):
@@ -34,13 +20,10 @@ def test_the_copy_is_the_reference(shared):
     ("title", "model", "level", "corruption", "expected"),
     [
         ("SST-2", "tinybert", 0.5, "gaussian", 55.1),
-        ("SST-2", "robertha", 5, "gaussian", 60.0),
-        ("SST-2", "robertha", 0, "gaussian", 81.2),
         ("glue", "robertha-no-iteration-no-esr", 2, "gaussian", 51.6),
         ("AdvSST-2", "robertha", 0, "none", 48.4),
         ("glue", "freelb", 0.1, "misspelling", 62.8),
         ("SST-2", "robertha-no-esr", 0.5, "gaussian", np.nan),  # suite averages only
-        ("SST-2", "tinybert", 0.25, "gaussian", np.nan),
         ("Sentiment", "tinybert", 0, "gaussian", np.nan),
     ],
 )
@@ -70,6 +53,7 @@ def test_table_27_has_another_fit_than_printed():
 def test_other_errata():
     # Table 20's gaps of TinyBERT; the mean is printed as 3.6.
     assert np.mean([4.8, 3.2, 3.8, 3.1, 4.3]) == pytest.approx(3.84)
+
     # Table 2 of the noise-stability paper; the text has 10,000 iterations.
     setting = grokking.TABLE2["addition"]
     rows = len(modular_addition(0, **setting.data).train.labels)

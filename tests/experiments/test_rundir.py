@@ -98,12 +98,6 @@ def test_writers_do_not_meet_and_remove_what_dead_ones_left(tmp_path, monkeypatc
     assert {*tmp_path.iterdir()} == {path, left[1]}
 
 
-@pytest.mark.parametrize(("value", "error"), [(len, TypeError), (float("nan"), ValueError)])
-def test_a_value_json_cannot_hold_is_refused(value, error):
-    with pytest.raises(error):
-        rundir.identifier({"sigma": value})
-
-
 def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "results.csv"
     rundir.write_whole(path, "old\n")
@@ -126,17 +120,9 @@ def test_provenance_names_versions_hardware_and_vector_instructions(monkeypatch)
     monkeypatch.setattr("experiments.provenance.processor", lambda: fields)
     origin = provenance()
     assert (origin["cpu"], origin["cpu_features"]) == ("A CPU", "avx2 avx512f fma sse2")
-    assert origin["jax"] and origin["flax"] and origin["python"].startswith("3.")
-    assert origin["cores"] >= 1 and origin["device"]
+    assert origin["jax"] and origin["flax"] and origin["cores"] >= 1 and origin["device"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["-m", "experiments", "robustness", "a b"], "python -m experiments robustness 'a b'"),
-        (["/somewhere/measure.py", "--fast"], "python measure.py --fast"),
-    ],
-)
-def test_the_command_is_shown_without_the_path_of_the_machine(monkeypatch, arguments, shown):
-    monkeypatch.setattr("sys.orig_argv", ["/somewhere/bin/python3", *arguments])
-    assert command_line() == shown
+def test_the_command_is_shown_without_the_path_of_the_machine(monkeypatch):
+    monkeypatch.setattr("sys.orig_argv", ["/somewhere/python3", "/somewhere/measure.py", "a b"])
+    assert command_line() == "python measure.py 'a b'"

@@ -1,4 +1,4 @@
-"""Flags: budgets fill what is left out, values are checked once, help is honest and quick."""
+"""Flags: budgets fill what is left out, values are checked once, help is quick."""
 
 import subprocess
 import sys
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import tyro
 
-from experiments.noise_stability import encoder
 from experiments.robertha.suites import Hyperparameters, Typos
 from experiments.robertha.suites import Robustness as Config
 from experiments.settings import (
@@ -30,11 +29,9 @@ def test_the_budget_fills_what_is_left_out():
     assert (filled.training.epochs, filled.training.seeds) == (2, laptop.seeds)
     assert filled.noise.noise_draws == laptop.noise_draws
     assert resolved(Config()).training.learning_rate == EMBEDDED_LAPTOP.learning_rate
-    assert resolved(Config(budget="paper")).training.epochs == 30
-    tuned = Config(encoder=Encoders(pretrained="folder"))
-    assert resolved(tuned).training.learning_rate is None
-    with_rate = Config(encoder=tuned.encoder, training=Training(learning_rate=1e-4))
-    assert resolved(with_rate).training.learning_rate == 1e-4
+    for rate in (None, 1e-4):
+        tuned = Config(encoder=Encoders(pretrained="f"), training=Training(learning_rate=rate))
+        assert resolved(tuned).training.learning_rate == rate
     own = resolved(Config(data=Data(train="data/films.csv", **OWN)))
     assert own.data.task == ("films",) and own.training.width == laptop.width
 
@@ -44,11 +41,9 @@ def test_the_budget_fills_what_is_left_out():
     [
         ({"training": Training(epochs=0)}, "--epochs must be >= 1, got 0"),
         ({"training": Training(seeds=(1, 1))}, r"--seeds requires one or more distinct values"),
-        ({"training": Training(seeds=())}, r"--seeds requires one or more distinct values"),
         ({"training": Training(learning_rate=float("nan"))}, "--learning-rate must be > 0"),
         ({"data": Data(max_length=4)}, r"--max-length must be in \[5, 8192\], got 4"),
         ({"data": Data(pair="b")}, "set together; missing: --train, --dev, --text, --label"),
-        ({"data": Data(train="t.csv", dev="d.csv")}, "missing: --text, --label"),
         ({"data": Data(train="SST-2.tsv", **OWN)}, "--train must not have a task's name.*: SST-2"),
         ({"data": Data(train="=cmd|\udce9.csv", **OWN)}, r"=\+-@ first: =cmd\|\?"),
         ({"noise": Noise(levels=(-1.0,))}, "--levels must be > 0 and finite, got -1.0"),
@@ -59,42 +54,26 @@ def test_wrong_values_are_refused_by_flag(flags, message):
         resolved(Config(**flags))
 
 
-@pytest.mark.parametrize(
-    ("config", "own", "few", "named"),
-    [
-        (Typos, Typos.DEFAULTS, {"rates": (0.1,), "texts": 4}, {"rates": (0.2, 0.3), "texts": 9}),
-        (encoder.Config, encoder.MODELS, {"model": ("tinybert",)}, {"model": ("robertha",)}),
-    ],
-)
-def test_a_smoke_run_shortens_only_lists_that_were_left_out(config, own, few, named):
+def test_a_smoke_run_shortens_only_lists_that_were_left_out():
     def smoke(*flags):
         arguments = ["--budget", "smoke", *flags]
-        parsed = tyro.cli(config, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
-        filled = resolved(parsed, own)
-        return {name: getattr(filled, name) for name in few}
+        parsed = tyro.cli(Typos, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+        filled = resolved(parsed, Typos.DEFAULTS)
+        return filled.rates, filled.texts
 
-    assert smoke() == few
-    for name, value in named.items():
-        words = map(str, value if isinstance(value, tuple) else [value])
-        assert smoke(f"--{name}", *words) == few | {name: value}
-
-
-def test_a_smoke_run_of_a_suite_has_few_models():
-    assert Hyperparameters(budget="smoke").names() == ("robertha", "robertha-esr-target-0.1")
+    assert smoke() == ((0.1,), 4)
+    assert smoke("--rates", "0.2", "0.3", "--texts", "9") == ((0.2, 0.3), 9)
     assert len(Hyperparameters().names()) == 18
+    assert Hyperparameters(budget="smoke").names() == ("robertha", "robertha-esr-target-0.1")
     named = Hyperparameters(budget="smoke", model=("robertha-beta-1",))
     assert named.names() == ("robertha-beta-1",)
 
 
-def test_help_shows_what_the_budgets_take_and_loads_no_jax():
+def test_help_loads_no_jax():
     code = """
 import sys
 from experiments.__main__ import main
 main(["robustness", "--help"])
 assert "jax" not in sys.modules, "jax is imported"
 """
-    shown = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    words = " ".join(shown.stdout.replace("│", " ").split())
-    assert "2e-05 (paper)" in words and "training options" in shown.stdout
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)

@@ -25,14 +25,10 @@ normalized = partial(
     hopfield.denoise_normalized, STATE, PATTERNS, offset=STATE, scale=STATE, bias=STATE, epsilon=0.0
 )
 candidates = partial(hopfield.candidates, noisy=STATE, patterns=PATTERNS, count=1)
-radius = partial(hopfield.certified_radius, patterns=PATTERNS)
+
 estimate = partial(hopfield.estimate_sigma, noisy=PATTERNS, patterns=PATTERNS)
 capacity = partial(hopfield.capacity_snr_db, entropy_bits=10.0, width=2)
-bound, rate = (
-    partial(function, patterns=PATTERNS, sigma=1.0)
-    for function in (hopfield.recovery_bound, hopfield.recovery_rate)
-)
-AT_LEAST_ONE = r"patterns, width\) with at least one pattern, got \(0, 4\)"
+rate = partial(hopfield.recovery_rate, patterns=PATTERNS, sigma=1.0)
 
 
 @pytest.mark.parametrize(
@@ -43,78 +39,47 @@ AT_LEAST_ONE = r"patterns, width\) with at least one pattern, got \(0, 4\)"
             for call in (retrieve, energy, update, trajectory, attend)
             for options, words in (
                 ({"beta": 0}, "beta must be > 0 and finite, got 0"),
-                ({"beta": jnp.float32(np.nan)}, "beta must be > 0 and finite, got nan"),
                 ({"beta": STATE}, r"beta must have shape \(\), got \(4,\): use jax.vmap"),
                 ({"mask": np.ones(3)}, "mask must be boolean, True where real, got float"),
                 ({"mask": [True]}, r"mask must have shape \(3,\), got \(1,\)"),
             )
         ),
+        *((retrieve, {"beta": beta}, f"finite, got {beta}") for beta in (np.nan, np.inf)),
         # A batch of as many queries as coordinates would pass through the products unnoticed.
         (retrieve, {"query": jnp.eye(4)}, "query .* use jax.vmap"),
-        (retrieve, {"query": STATE[:3]}, r"got \(3,\) and \(3, 4\)$"),
-        (retrieve, {"beta": np.inf}, "beta must be > 0 and finite, got inf"),
-        (retrieve, {"tol": -1.0}, "tol must be >= 0, got -1"),
+        (update, {"state": jnp.eye(4)}, "state .* use jax.vmap"),
+        (retrieve, {"query": STATE[:3]}, r"query .* got \(3,\) and \(3, 4\)$"),
+        (energy, {"state": STATE[:3]}, r"state .* got \(3,\) and \(3, 4\)$"),
         (retrieve, {"max_steps": 0}, "max_steps must be >= 1, got 0"),
         (retrieve, {"max_steps": 2.5}, "max_steps must be an integer, got 2.5"),
-        (retrieve, {"gradient": "none"}, "'none'"),
-        (energy, {"state": STATE[:3]}, r"got \(3,\) and \(3, 4\)$"),
-        (update, {"state": jnp.eye(4)}, "state .* use jax.vmap"),
-        (update, {"state": STATE.astype(complex)}, "must be real, got complex"),
-        (trajectory, {"query": STATE[:3]}, r"got \(3,\) and \(3, 4\)$"),
-        (trajectory, {"num_steps": 0}, "num_steps must be >= 1, got 0"),
         (attend, {"queries": STATE}, r"queries, keys and values .* got \(4,\)"),
         (attend, {"queries": jnp.eye(3)}, r"got \(3, 3\), \(3, 4\)"),
-        (attend, {"values": jnp.eye(4)}, r"and \(4, 4\)"),
-        (attend, {"tol": np.nan}, "tol must be >= 0, got nan"),
-        (attend, {"max_steps": -1}, "max_steps must be >= 0, got -1"),
         (attend, {"stop": "soon"}, "'soon'"),
-        (attend, {"readout_beta": -1.0}, "beta must be > 0 and finite, got -1"),
         (hopfield.gini, {"keys": jnp.ones((2, 3, 4))}, r"keys must have .* got \(2, 3, 4\): use"),
-        (hopfield.key_spectrum, {"keys": COMPLEX}, "must be real"),
         (partial(hopfield.eigen_entropy, PATTERNS), {"entropy": "vn"}, r"\('shannon', .*got 'vn'"),
         (esr, {"keys": jnp.ones((3, 1))}, "width must be >= 2, got 1"),
         (esr, {"keys": EMPTY}, r"got shape \(0, 4\)"),
-        (esr, {"target": jnp.ones(2)}, r"target must have shape \(\), got \(2,\)"),
         (partial(hopfield.snr_db, PATTERNS), {"noise": jnp.eye(4)}, "signal and noise"),
-        (partial(hopfield.matched_sigma, COMPLEX), {"snr_db": 0.0}, "must be real"),
         (noise, {"signal": STATE}, r"signal .* got \(4,\)$"),
-        (noise, {"signal": COMPLEX}, "must be real, got complex"),
         (noise, {"key": 0}, "key must be a random key, .* got 0"),
-        (noise, {"sigma": STATE}, r"sigma must have shape \(\), got \(4,\)"),
         (noise, {"sigma": -0.1}, "sigma must be >= 0, got -0.1"),
-        (denoise, {"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),
-        (denoise, {"sigma": np.nan}, "must be > 0 and finite, got nan"),
-        (denoise, {"sigma": np.ones(2)}, r"sigma must have shape \(\), got \(2,\)"),
-        (denoise, {"noisy": np.ones(3)}, r"got \(3,\) and \(3, 4\)"),
-        (denoise, {"patterns": EMPTY}, AT_LEAST_ONE),
         (denoise, {"patterns": COMPLEX}, "must be real, got complex"),
+        (denoise, {"patterns": EMPTY}, r"patterns, width\) with at least one .*got \(0, 4\)"),
+        (denoise, {"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),
+        (denoise, {"noisy": np.ones(3)}, r"got \(3,\) and \(3, 4\)"),
         (denoise, {"block_size": 0}, "block_size must be >= 1, got 0"),
-        (denoise, {"mask": np.ones(4, bool)}, r"mask must have shape \(3,\), got \(4,\)"),
         (denoise, {"log_prior": np.ones(4)}, r"log_prior must have shape \(3,\), got \(4,\)"),
-        (denoise, {"log_prior": [0, np.nan, 0]}, "log_prior must be finite or -inf, got nan"),
         (denoise, {"log_prior": [0, np.inf, 0]}, "log_prior must be finite or -inf, got inf"),
-        (denoise, {"log_prior": 1j * np.ones(3)}, "must be real, got complex"),
         (normalized, {"offset": np.ones(3)}, r"got \(4,\), \(3,\), \(4,\) and \(4,\)"),
-        (normalized, {"scale": 2.0}, r"got \(4,\), \(4,\), \(\) and \(4,\)"),
-        (normalized, {"bias": 0.0}, r"got \(4,\), \(4,\), \(4,\) and \(\)"),
         (normalized, {"epsilon": -1.0}, "epsilon must be >= 0 and finite, got -1.0"),
-        (candidates, {"patterns": EMPTY}, AT_LEAST_ONE),
         (candidates, {"count": 4}, r"in \[1, 3\], got 4"),
-        (radius, {"patterns": EMPTY}, AT_LEAST_ONE),
-        (radius, {"patterns": STATE}, r"got \(4,\)"),
-        (estimate, {"patterns": EMPTY}, AT_LEAST_ONE),
-        (estimate, {"noisy": PATTERNS[:, :3]}, r"got \(3, 3\) and \(3, 4\)"),
-        (estimate, {"noisy": STATE}, r"must have shape \(tokens, width\) and \(patterns, width\)"),
+        (estimate, {"patterns": PATTERNS[:, :3]}, r"got \(3, 4\) and \(3, 3\)"),
         (estimate, {"noisy": EMPTY}, r"noisy must have one or more tokens, got shape \(0, 4\)"),
-        (estimate, {"noisy": COMPLEX}, "must be real"),
         (capacity, {"entropy_bits": -1.0}, "entropy_bits must be > 0"),
-        (capacity, {"width": 0}, "width must be >= 1, got 0"),
         (capacity, {"spectrum": STATE / 4}, r"spectrum must have shape \(2,\), got \(4,\)"),
         (capacity, {"spectrum": STATE[:2]}, r"sum of spectrum must be in \[0, 1.001\], got 2"),
         (capacity, {"spectrum": jnp.array([1.5, -0.5])}, "spectrum must be >= 0"),
-        (bound, {"patterns": EMPTY}, AT_LEAST_ONE),
-        (bound, {"index": [3]}, "index must be at least 0 and below 3, got 3"),
-        (rate, {"index": [-1]}, "index must .* got -1"),
+        (rate, {"index": [-1]}, "index must be at least 0 and below 3, got -1"),
         (rate, {"index": [0.5]}, "index must hold integers, got float64"),
         (rate, {"index": 3}, r"index must have shape \(rows,\), got \(\)"),
     ],
@@ -149,20 +114,15 @@ def test_lists_and_integers_are_accepted():
     np.testing.assert_allclose(hopfield.matched_sigma(rows, snr_db=0), 2.5)
     assert hopfield.gaussian_noise(KEY, rows, sigma=1).dtype == jnp.float32
     np.testing.assert_allclose(hopfield.key_spectrum(rows), [1, 0], atol=1e-6)
-    floats = np.array(rows, np.float32)
-    for call in (
-        lambda rows: hopfield.attend(rows, rows, rows, beta=1).values,
-        lambda rows: hopfield.update(rows[0], rows, beta=1),
-        lambda rows: hopfield.retrieve(rows[0], rows, beta=1).value,
-    ):
-        assert call(rows).dtype == jnp.float32
-        np.testing.assert_array_equal(call(rows), call(floats))
+    found, floats = hopfield.retrieve(rows[0], rows, beta=1).value, np.array(rows, np.float32)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, hopfield.retrieve(floats[0], floats, beta=1).value)
+    assert hopfield.attend(rows, rows, rows, beta=1).values.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("call", [energy, update, retrieve, attend])
-def test_a_constant_beta_is_checked_under_jit(call):
+def test_a_constant_beta_is_checked_under_jit():
     with pytest.raises(ValueError, match="beta must be > 0 and finite, got -1"):
-        jax.jit(lambda: call(beta=-1.0))()
+        jax.jit(lambda: retrieve(beta=-1.0))()
 
 
 def test_no_infinite_number_where_jax_debugs_them():

@@ -58,16 +58,6 @@ def test_low_precision_stays_near(patterns, query, dtype, bound):
     np.testing.assert_allclose(found.value.astype(float), settled, atol=bound + 1e-3)
 
 
-def test_dtypes_follow_the_query(x64):
-    patterns, beta = jnp.eye(3, dtype=jnp.bfloat16), np.float64(2)
-    for dtype in (jnp.float64, jnp.float32, jnp.bfloat16):
-        query = jnp.ones(3, dtype)
-        assert hopfield.retrieve(query, patterns, beta=beta).value.dtype == dtype
-        assert hopfield.update(query, patterns, beta=beta).dtype == dtype
-    path = hopfield.trajectory(jnp.ones(3, jnp.float32), patterns, beta=beta)
-    assert path.states.dtype == path.energies.dtype == jnp.float32
-
-
 def test_a_tiny_beta_gives_the_mean(patterns, query):
     found = hopfield.retrieve(query, patterns, beta=1e-6)
     assert found.converged

@@ -2,7 +2,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from hopfax import stability
@@ -20,7 +19,7 @@ replaced = partial(stability.bonami_beckner_pair, KEY, tokens=[0], rho=0.5, num_
 estimate = partial(
     stability.noise_stability, fn=first, key=KEY, shape=(2,), rho=0.5, num_samples=10
 )
-influence = partial(stability.total_influence, first, KEY, num_samples=9)
+
 geometric = partial(stability.geometric_influence, fn=first, inputs=HALVES)
 regularizer = partial(
     stability.stability_regularizer,
@@ -34,7 +33,7 @@ regularizer = partial(
 walsh = partial(stability.walsh_weights, fn=first, num_bits=3)
 levels = partial(stability.level_weights, first, KEY, shape=(5,), num_samples=128)
 tail = partial(stability.spectral_tail_bound, 0.5, 1.0, rho=0.5, degree=2)
-linear = partial(theory.linear_recurrence, 0.5)
+
 transformer = partial(theory.transformer_recurrence, 0.5, num_layers=1)
 moments = partial(theory.moment_interval, 0.5, mean=2.0)
 interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, width=2, bound=1.0)
@@ -45,63 +44,36 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
     [
         (pair, {"rho": 1.5}, r"rho must be in \[-1, 1\], got 1\.5"),
         (replaced, {"tokens": [0, 7]}, r"tokens must be in \[0, 4\], got 7"),
-        (replaced, {"tokens": [-1, 2]}, "got -1"),
-        (replaced, {"num_tokens": 0}, "num_tokens must be >= 1, got 0"),
-        (estimate, {"rho": jnp.array([0.1, -3.0])}, r"rho must be in \[-1, 1\], got -3\.0"),
         (estimate, {"num_samples": 1}, "num_samples must be >= 2, got 1"),
-        (estimate, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
         (estimate, {"arc_points": 1}, "arc_points must be >= 2, got 1"),
         (estimate, {"arc_points": 4, "pair": bit_pair}, "unless pair is gaussian_pair, got 4"),
         (estimate, {"pair": lambda key, shape, rho: (rho, rho)}, "out_axes"),
-        (influence, {"num_bits": 0}, "num_bits must be >= 1, got 0"),
         (geometric, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
         (geometric, {"inputs": HALVES[:0]}, r"samples >= 1, got \(0, 2\)"),
         (geometric, {"inputs": HALVES[0], "per_token": True}, r"\(samples, ..., width\), .* got"),
         (estimate, {"shape": (0,)}, "shape must have no zero"),
-        (estimate, {"rho": jnp.zeros(0)}, "a vector of one or more"),
-        (walsh, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
         (replaced, {"tokens": jnp.zeros(2, jnp.uint8), "num_tokens": 300}, "uint8, got 300"),
-        (regularizer, {"share": 0.0}, r"share must be in \(0, 1\], got 0"),
         (regularizer, {"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
         (regularizer, {"every": 0}, "every must be >= 1, got 0"),
         (walsh, {"num_bits": 21}, r"num_bits must be in \[1, 20\], got 21"),
-        (levels, {"degree": 21}, r"degree must be in \[0, 20\], got 21"),
         (levels, {"num_samples": 10}, "must be >= 128, got 10"),
         (tail, {"rho": 1.0}, "rho .* got 1.0"),
-        (tail, {"degree": 0}, "degree must be >= 1, got 0"),
         (theory.relu_stability, {"rho": 1.1}, r"rho must be in \[-1, 1\], got 1\.1"),
-        (linear, {"num_layers": -1}, "num_layers must be >= 0, got -1"),
         (partial(theory.attention_stability, 0.5), {"num_tokens": 0}, "num_tokens must .*, got 0"),
         (transformer, {"value_norm": 1.5}, r"value_norm must be in \[0, 1\], got 1\.5"),
         (theory.relu_process_stability, {"rho": -0.1}, r"rho must be in \[0, 1\], got -0\.1"),
         (theory.relu_process_stability, {"rho": 0.1, "std": 0.0}, "std must be > 0, got 0"),
-        (theory.relu_process_stability, {"rho": 0.1, "scale": -1.0}, "scale must .* got -1"),
         (interval, {"negative": -1.0}, "negative must .* got -1"),
-        *(
-            (moments, {"second_moment": each}, r"second_moment must be at least mean\*\*2, got")
-            for each in (3.0, np.nan)
-        ),
+        (moments, {"second_moment": 3.0}, r"second_moment must be at least mean\*\*2, got"),
         (partial(bit_pair, KEY, (2,)), {"rho": jnp.zeros(2)}, r"rho must have shape \(\), got"),
         (estimate, {"rho": jnp.zeros((2, 2))}, r"rho must be .*, got shape \(2, 2\)"),
         (regularizer, {"probs": HALVES[:3]}, "the same number of rows"),
         (replaced, {"tokens": [0.5]}, "tokens must be integers, got float32"),
         (estimate, {"num_samples": 1e4}, "num_samples must be an integer, got 10000.0"),
-        (estimate, {"key": 0}, "key must be a random key"),
         (geometric, {"inputs": jnp.ones((2, 2), int)}, "inputs must be floating, got int32"),
-        *(
-            (call, {"fn": fn}, f"fn must return {words}")
-            for call in (estimate, geometric)
-            for fn, words in (
-                (lambda x: (x[0], x[1]), "one array, got a tuple"),
-                (lambda x: None, "one array, got a NoneType"),
-                (lambda x: x[0].astype(complex), "real numbers, got complex64"),
-            )
-        ),
-        (
-            walsh,
-            {"fn": lambda x: x[0].astype(complex)},
-            "fn must return real numbers, got complex64",
-        ),
+        (estimate, {"fn": lambda x: (x[0], x[1])}, "fn must return one array, got a tuple"),
+        (geometric, {"fn": lambda x: None}, "fn must return one array, got a NoneType"),
+        (walsh, {"fn": lambda x: x[0].astype(complex)}, "return real numbers, got complex64"),
         (walsh, {"fn": lambda x: x[:2]}, r"fn must return a scalar, got shape \(2,\)"),
     ],
 )

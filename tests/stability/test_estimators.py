@@ -104,35 +104,16 @@ def test_batches_merge_to_the_moments_of_the_sample(num_samples, batch_size):
     np.testing.assert_allclose(estimate.standard_error, error, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("transform", "growth"), [(lambda fn: fn, 1.2), (jax.grad, 3)])
-def test_streams_in_constant_memory(transform, growth):
-    def temporary(num_samples):
-        options = {"shape": (64,), "rho": 0.5, "num_samples": num_samples, "batch_size": 64}
-
-        def mean(scale, key):
-            return noise_stability(lambda x: jnp.tanh(scale * x).sum(), key, **options).mean
-
-        compiled = jax.jit(transform(mean)).lower(1.0, KEY).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    # A gradient keeps a few numbers for each batch, but no evaluation of the function.
-    assert temporary(1_000_000) < growth * temporary(30_000)
-
-
 def test_a_changed_closure_is_seen():
     """Nothing is compiled by the identity of a function."""
-    scale, inputs, one = 1.0, jnp.ones((2, 1)), {"num_bits": 1}
+    scale, one = 1.0, {"num_bits": 1}
     fn = lambda x: scale * x[0]  # noqa: E731
 
     def measure():
-        return np.array(
-            [
-                noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean,
-                stability.total_influence(fn, KEY, num_samples=4, **one).mean,
-                stability.walsh_weights(fn, **one)[1],
-                stability.geometric_influence(fn, inputs)[0] ** 2,
-            ]
-        )
+        mean = noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean
+        influence = stability.total_influence(fn, KEY, num_samples=4, **one).mean
+        slope = stability.geometric_influence(fn, jnp.ones((2, 1)))[0]
+        return np.array([mean, influence, stability.walsh_weights(fn, **one)[1], slope**2])
 
     before = measure()
     scale = 3.0
@@ -180,14 +161,6 @@ def test_constants_are_nearly_certain_and_zero_has_no_scale():
     expected = 2.83 / 1000 * np.array([1, 0.3**2])
     np.testing.assert_allclose(estimate.standard_error[jnp.array([0, 3])], expected, rtol=1e-3)
     assert np.isinf(estimate.standard_error[2])
-
-
-def test_the_standard_error_has_a_gradient_for_any_number_of_samples():
-    def error(scale):
-        fn = lambda x: scale * jnp.tanh(x[0])  # noqa: E731
-        return noise_stability(fn, KEY, shape=(2,), rho=0.5, num_samples=1001).standard_error
-
-    assert 0 < jax.grad(error)(1.0) < 1
 
 
 def test_many_batches_of_ties_are_counted_exactly():

@@ -26,14 +26,6 @@ def test_pairs_have_their_moments_and_their_correlation(pair, rho):
     np.testing.assert_array_equal(first, pair(KEY, (COUNT,), rho=0.1)[0])  # whatever rho is
 
 
-def test_the_size_of_the_vocabulary_may_be_traced():
-    def noisy(num_tokens):
-        tokens = jnp.zeros(100, int)
-        return bonami_beckner_pair(KEY, tokens, rho=0.0, num_tokens=num_tokens)[1]
-
-    np.testing.assert_array_equal(jax.jit(noisy)(5), noisy(5))
-
-
 @pytest.mark.parametrize("rho", RHOS)
 def test_tokens_are_kept_or_drawn_anew(rho):
     tokens = jax.random.randint(KEY, (COUNT,), 0, 5)

