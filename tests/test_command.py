@@ -47,6 +47,16 @@ def classifier(tmp_path_factory):
     return path
 
 
+@pytest.fixture
+def remembering(tmp_path):
+    """A saved classifier with memory."""
+    types = {"num_types": 2, "separator": VOCABULARY.sep_id}
+    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES, **types), site="embedding")
+    params = jax.tree.map(lambda leaf: 20 * leaf, model.init(jax.random.key(0)))
+    Classifier(model, params, VOCABULARY, ("bad", "good")).save(tmp_path / "remembering")
+    return tmp_path / "remembering"
+
+
 def write(path, *lines):
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -84,8 +94,7 @@ def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
         assert scores[site, "60"] == pytest.approx(clean, abs=8) and scores[site, "-30"] != clean
     noisy, recalled = (scores[command.SITES[site], "20"] for site in ("token", "memory"))
     assert recalled == pytest.approx(clean, abs=0.1) and noisy != recalled
-    assert "figure.png" in (tmp_path / "out" / "README.md").read_text()
-    assert (tmp_path / "out" / "figure.png").stat().st_size > 5000
+    assert {"README.md", "figure.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     texts = ((f"{a} {b}", f"{b} {a}") for a, b in itertools.pairwise(WORDS))
     first, second = map(command.TextEncoder(encoder).outputs, zip(*texts, strict=True))
     labels = np.arange(len(first)) % 5
@@ -112,8 +121,6 @@ def test_robustness_of_a_classifier_is_its_accuracy(
     correct = np.mean([a == ("bad", "good")[i % 2] for i, a in zip(picks, predicted, strict=True)])
     assert clean["metric"] == "accuracy" and clean["num_examples"] == "9"
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
-    page = (tmp_path / "out" / "README.md").read_text()
-    assert f"{100 * max(np.bincount(picks % 2)) / 9:.2f}" in page  # the majority baseline
 
 
 def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_path, monkeypatch):
@@ -135,12 +142,10 @@ STARS = [f"{count} stars" for count in range(1, 6)]
     ("labels", "names", "expected"),
     [
         (["2", "1"], ("1", "2", "3"), [1, 0]),
-        ([1, 0], ("bad", "good"), [1, 0]),
         ([1.0, 0.0], ("bad", "good"), [1, 0]),
         ([1.0, 0.0], ("1.0", "0.0"), [0, 1]),
         ([4, 1, 0], STARS, [4, 1, 0]),
         ([0, 1], ("1", "2"), "0, 1, but the model's labels are 1, 2"),
-        ([0, 1, 2], ("bad", "good"), "0, 1, 2, but the model's labels are bad, good"),
         ([0, "good"], ("bad", "good"), "0, good, but the model's labels are bad, good"),
         ([4, 1, 3], STARS, "1, 3, 4, but the model's labels are 1 stars, "),  # numbers, or stars?
     ],
@@ -153,15 +158,11 @@ def test_labels_that_are_numbers_are_names_first(labels, names, expected):
         command._class_numbers(labels, names)
 
 
-def test_outputs_are_the_probabilities_of_the_classifier(classifier, tmp_path):
+def test_outputs_are_the_probabilities_of_the_classifier(classifier, remembering):
     """In the order of the texts; with memory, token types reach it."""
-    types = {"num_types": 2, "separator": VOCABULARY.sep_id}
-    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES, **types), site="embedding")
-    params = jax.tree.map(lambda leaf: 20 * leaf, model.init(jax.random.key(0)))
-    Classifier(model, params, VOCABULARY, ("bad", "good")).save(tmp_path / "saved")
     for folder, texts in (
         (classifier, ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]),
-        (tmp_path / "saved", [("a b", "c d e"), ("f g h", "i")]),
+        (remembering, [("a b", "c d e"), ("f g h", "i")]),
     ):
         outputs = command.TextEncoder(folder).outputs(texts)
         expected = Classifier.load(folder).predict(texts).probabilities
@@ -186,31 +187,6 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
     measured = np.array([float(row["influence"]) for row in rows])
     size = np.sqrt(np.square(tokens).sum(-1).mean())
     np.testing.assert_allclose(measured, slopes * size, rtol=0.2)
-
-
-def test_any_token_can_be_drawn_and_shown(tmp_path):
-    folder = tiny_folder(tmp_path / "model", "bert")
-    folder = folder.rename(tmp_path / os.fsdecode(b"a$b^{$<img onerror=x>[\xe9\n]"))
-    settings = json.loads((folder / "tokenizer.json").read_text())
-    settings["pre_tokenizer"] = {"type": "WhitespaceSplit"}
-    tokens = settings["model"]["vocab"]
-    tokens["$$"], tokens["|"], tokens["=1+1"] = map(tokens.pop, "abc")
-    (folder / "tokenizer.json").write_text(json.dumps(settings))
-    rows = run(tmp_path / "out", "influence", folder, "$$ | =1+1")
-    assert [row["token"] for row in rows[2:8:2]] == ["$$", "|", "'=1+1"]  # no spreadsheet's formula
-    page = (tmp_path / "out" / "README.md").read_text()
-    assert "\n| $$ | " in page and "\n| \\| | " in page and "\n| =1+1 |" in page
-
-
-def test_byte_level_tokens_are_shown_as_text(tmp_path):
-    folder = tiny_folder(tmp_path / "gpt2", "gpt2")
-    for name in ("tokenizer.json", "special_tokens_map.json"):
-        (folder / name).unlink()
-    tokens = ("<|endoftext|>", "a", "b", "Ġ", "Ġb", "Ã", "©", "Ã©", "Ċ", *"defghijklmn")
-    (folder / "vocab.json").write_text(json.dumps({each: n for n, each in enumerate(tokens)}))
-    write(folder / "merges.txt", "#version: 0.2", "Ġ b", "Ã ©")
-    rows = run(tmp_path / "out", "influence", folder, "a bé\na")
-    assert [row["token"] for row in rows[::2]] == ["a", "b", "é", r"'\n'", "a"]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
@@ -271,34 +247,11 @@ def test_replacement_keeps_what_the_mask_excludes():
 
 def test_token_types_are_those_of_the_clean_text(encoder, monkeypatch):
     """A separator that replaces a token does not start a second text."""
-    types, model = [], command.TextEncoder(encoder)
-    separator, apply = model.vocabulary.sep_id, model.apply
-
-    def replaced(keys, ids, *_):
-        return jnp.asarray(ids).at[:, 1].set(separator)
-
-    def spied(params, *inputs, method="__call__", **options):
-        if method in ("embed", "hidden_states"):
-            types.append(inputs[-1])
-        return apply(params, *inputs, method=method, **options)
-
-    monkeypatch.setattr(command, "_replaced", replaced)
-    model.apply = spied
-    with jax.disable_jit():
-        model.outputs(["a b a"], "replacement", 0.5)
-    assert len(types) == 2 and not any(np.any(each[:, :5]) for each in types)
-
-
-def test_a_model_with_memory_is_not_given_another(films, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "SNR_DB", (6,))
-    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES))
-    params = model.init(jax.random.key(0))
-    Classifier(model, params, VOCABULARY, ("bad", "good")).save(tmp_path / "saved")
-    options = ("--dev", films, "--text", "review", "--rows", 4)
-    run(tmp_path / "out", "robustness", tmp_path / "saved", *options)
-    more = ["robustness", str(tmp_path / "saved"), *map(str, options), "--memory"]
-    assert command.main([*more, "--out", str(tmp_path / "two")]) == 1
-    assert "already has memory: leave out --memory" in capsys.readouterr().err
+    model, loaded, ids = command.TextEncoder(encoder), load_pretrained(encoder), [[2, 3, 5, 4, 3]]
+    monkeypatch.setattr(command, "_replaced", lambda *_: jnp.pad(jnp.array(ids), ((0, 0), (0, 3))))
+    (output,) = model.outputs(["a b a"], "replacement", 0.5)
+    mean = loaded.forward(loaded.embed(np.array(ids)), np.ones((1, 5))).output[0].mean(0)
+    np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
 
 
 def test_lines_end_at_newlines_only(encoder, tmp_path):
@@ -334,29 +287,25 @@ def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys
     assert page.read_text() == "mine\n"
 
 
-def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs, tmp_path, capsys):
-    out = tmp_path / "out"
-    line = write(tmp_path / "line.txt", "one line")
-    (tmp_path / "latin.txt").write_bytes("é\ná".encode("latin-1"))
+def test_errors_are_one_line_and_leave_nothing(
+    encoder, classifier, remembering, films, pairs, tmp_path, capsys
+):
+    out, line = tmp_path / "out", write(tmp_path / "line.txt", "one line")
     same = write(tmp_path / "same.csv", "review,label", "a,good", "b,good")
     scores = write(tmp_path / "scores.csv", "first,second,score", "a,b,4", "b,c,nan")
-    words = write(tmp_path / "words.csv", "first,second,score", "a,b,4", "b,c,many")
     columns = "--text first --label score"
     for name, model, arguments, message in (
         ("robustness", tmp_path, f"--dev {films}", "config.json"),
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
         ("robustness", classifier, f"--dev {pairs} {columns}", "--label has 0, 1, 2, 3, 4, but"),
         ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
-        ("robustness", encoder, f"--dev {words} {columns} --pair second", "numbers .* got many in"),
         ("robustness", encoder, f"--dev {pairs} --text first --pair first", "--pair must differ"),
-        ("robustness", encoder, f"--dev {pairs} --text first --label first", "--label must differ"),
+        ("robustness", remembering, f"--dev {films} --text review --memory", "already has memory"),
         ("robustness", classifier, f"--dev {films} --text review --labels a", "bad, good; got .'a"),
         ("robustness", classifier, f"--dev {same} --text review", "--label must have two or more"),
         ("influence", classifier, "", "SENTENCE must not be empty"),
-        ("influence", classifier, "\u200b", "SENTENCE must not be empty"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
         ("stability", encoder, f"--texts {tmp_path}/none.txt", "none.txt"),
-        ("stability", encoder, f"--texts {tmp_path}/latin.txt", "latin.txt must be encoded in"),
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()
@@ -372,14 +321,6 @@ def test_a_picture_that_fails_leaves_the_results(encoder, tmp_path, monkeypatch)
     out = tmp_path / "out"
     assert command.main(["influence", str(encoder), "a b", "--out", str(out)]) == 1
     assert (out / "results.csv").exists() and (out / "README.md").exists()
-
-
-def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
-    model, texts = load_pretrained(encoder), ["a b c", "d"]
-    for text, output in zip(texts, command.TextEncoder(encoder).outputs(texts), strict=True):
-        ids = np.array([[2, *(4 + WORDS.index(letter) for letter in text.split()), 3]])
-        mean = model.forward(model.embed(ids), np.ones(ids.shape)).output[0].mean(0)
-        np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
 
 
 def test_sentence_transformers_embed_texts_with_a_prompt_and_a_maximum_length(tmp_path):
@@ -413,24 +354,6 @@ def test_stability_is_the_mean_cosine_of_the_outputs(model, tmp_path, request):
         measured = [float(row[name]) for name in ("score", "low", "high", "replaced")]
         expected = [mean, max(mean - half, -1), min(mean + half, 1), (1 - rho) / 2]
         np.testing.assert_allclose(measured, expected, atol=1e-4)
-
-
-def test_errors_of_influence_shrink_with_the_number_of_copies(encoder, tmp_path, monkeypatch):
-    errors = []
-    for count in (16, 256):
-        monkeypatch.setattr(command, "_DRAWS", count)
-        rows = run(tmp_path / str(count), "influence", encoder, "a b c")
-        errors.append([float(row["standard_error"]) for row in rows])
-    assert np.median(np.divide(*errors)) == pytest.approx(4, rel=0.5)
-
-
-def test_a_platform_without_a_device_is_one_line(monkeypatch, capsys):
-    def fails():
-        raise AssertionError  # as jax does for JAX_PLATFORMS=cuda
-
-    monkeypatch.setattr(jax, "devices", fails)
-    assert command.main(["influence", "none", "a"]) == 1
-    assert capsys.readouterr().err.startswith("error: jax finds no device for JAX_PLATFORMS=")
 
 
 def test_ctrl_c_and_a_closed_pipe_end_the_command_quietly(encoder, tmp_path, monkeypatch, capsys):

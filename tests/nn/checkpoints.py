@@ -9,42 +9,16 @@ VOCAB, WIDTH, FF, LAYERS, HEADS, POSITIONS, PAD = 20, 8, 12, 2, 2, 16, 3
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FF}
 SIZES |= {"num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS}
-ENCODER = SIZES | {
-    "num_attention_heads": HEADS,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 0.1,
-    "hidden_act": "gelu",
-    "pad_token_id": PAD,
-}
-CONFIGS = {
-    "bert": {"model_type": "bert", **ENCODER},
-    "roberta": {"model_type": "roberta", **ENCODER},
-    "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": VOCAB,
-        "n_embd": WIDTH,
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "n_positions": POSITIONS,
-        "n_inner": None,
-        "layer_norm_epsilon": 1e-5,
-        "activation_function": "gelu_new",
-    },
-    "gemma2": SIZES
-    | {
-        "model_type": "gemma2",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-        "query_pre_attn_scalar": 5,
-        "sliding_window": 3,
-        "rms_norm_eps": 1e-6,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 3.0,
-        "rope_theta": 100.0,
-    },
-}
+ENCODER = SIZES | {"num_attention_heads": HEADS, "type_vocab_size": 2, "layer_norm_eps": 0.1}
+ENCODER |= {"hidden_act": "gelu", "pad_token_id": PAD}
+GPT2 = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_inner": None}
+GPT2 |= {"n_positions": POSITIONS, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+GEMMA2 = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+GEMMA2 |= {"query_pre_attn_scalar": 5, "sliding_window": 3, "rms_norm_eps": 1e-6}
+GEMMA2 |= {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 5.0}
+GEMMA2 |= {"final_logit_softcapping": 3.0, "rope_theta": 100.0}
+SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2}
+CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 
 def shapes(family):

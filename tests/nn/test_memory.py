@@ -77,25 +77,6 @@ def test_recall_is_denoise_of_every_token_with_its_prior_and_scale(x64, sigma):
         np.testing.assert_allclose(row, want, rtol=1e-9)
 
 
-def test_recall_of_integers_returns_floats():
-    recalled = nn.recall(jnp.array([[2, 1, 0, 0]]), jnp.eye(4))
-    assert recalled.dtype == jnp.float32
-    np.testing.assert_array_equal(
-        recalled, nn.recall(jnp.array([[2.0, 1.0, 0.0, 0.0]]), jnp.eye(4))
-    )
-
-
-@pytest.mark.parametrize("site", ["token", "embedding"])
-def test_a_known_noise_level_is_used(site):
-    models = [nn.with_memory(MODELS["tinybert"], site=site, sigma=each) for each in (0.01, 100.0)]
-    close, far = (each.apply(lively(each), IDS, MASK).encoding.hidden for each in models)
-    params = lively(MODELS["tinybert"])
-    clean = MODELS["tinybert"].apply(params, IDS, MASK).encoding.hidden
-    np.testing.assert_allclose(close, clean, rtol=1e-3, atol=1e-4)
-    # Under so much noise, all tokens are equally probable.
-    assert np.abs(far - clean).max() > 0.1
-
-
 @pytest.mark.parametrize("site", ["token", "embedding"])
 def test_the_padding_embedding_has_no_gradient(site):
     plain = nn.tinybert(40, 2, padding_idx=0, num_layers=1, **SIZES)

@@ -1,17 +1,13 @@
 import dataclasses
-import json
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from hopfax.nn import PRESETS, find_preset, robertha, tinybert
+from hopfax.nn import PRESETS, find_preset, functional, robertha, tinybert
 
 SIZES = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
-
-
-def module(model):
-    return model.apply(model.init(jax.random.key(0)), method=lambda module: module)
 
 
 def count(model):
@@ -38,24 +34,6 @@ def test_presets_are_those_of_the_design():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_models_have_the_options_of_their_preset(preset):
-    options = {"beta": 7.0, "tol": 1e-3, "max_steps": 9, **SIZES, "num_layers": 2}
-    network = module(robertha(10, 3, preset=preset, **options))
-    config = json.loads(network.config)
-    attention = config.pop("attention")
-    assert attention["name"] == "HopfieldAttention" and config["pooling"] == "mean"
-    expected = dataclasses.asdict(preset) | options
-    del expected["esr_in_nats"]  # of the objective
-    assert expected.items() <= (config | attention).items()
-    assert (network.norm is not None) == preset.embedding_norm
-    assert [block.norm_first for block in network.blocks] == [preset.norm_first] * 2
-    layer = network.blocks[1].attention
-    scale = (8 / preset.num_heads) ** -0.5
-    np.testing.assert_allclose(layer.beta, 7 * (scale if preset.scale_beta else 1))
-    np.testing.assert_allclose(layer.readout_beta, scale * (7 if preset.readout_beta else 1))
-
-
 def test_sizes_are_the_papers():
     """Design, section 3: base about 4.4 million, large as BERT's base."""
     for build in (robertha, tinybert):
@@ -66,3 +44,23 @@ def test_sizes_are_the_papers():
         30522, 2, preset=preset, width=768, num_layers=12, ff_width=3072, max_length=512
     )
     assert 1.05e8 < count(large) < 1.12e8
+
+
+def test_init_follows_its_key():
+    model = robertha(7, 2, **SIZES)
+    one, again, other = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, one, again)
+    assert one["classifier"]["kernel"].tolist() != other["classifier"]["kernel"].tolist()
+    kernels = [leaf for leaf in jax.tree.leaves(one) if leaf.std() > 0]
+    assert len({float(leaf.ravel()[0]) for leaf in kernels}) == len(kernels)
+    assert 0.01 < float(one["blocks"][0]["attention"]["key"]["kernel"].std()) < 0.03
+
+
+def test_parameters_are_the_only_state():
+    model = robertha(7, 2, **SIZES)
+    params = model.init(jax.random.key(0))
+    network = model.apply(params, method=lambda module: module)
+    network.classifier.kernel[...] = network.classifier.kernel[...] * 0
+    assert np.any(params["classifier"]["kernel"])
+    with pytest.raises(ValueError, match="Non-exhaustive filters"):
+        functional(lambda rngs: nnx.BatchNorm(3, rngs=rngs))

@@ -78,7 +78,6 @@ def test_settings_of_texts(tmp_path):
     [
         ("modules", [{"type": "my.Transformer", "path": ""}], r"list .*, got my\.Transformer$"),
         ("modules", [{"type": "a", "path": "../b"}], "path must be within the folder"),
-        ("modules", {}, "must contain a list, got dict"),
         ("modules", [1], "modules.json or a file of its modules is broken"),
         (POOLING, {"pooling_mode": ["mean", "sum"]}, "pooling_mode must be cls, max, mean"),
         (DENSE, {"activation_function": "my.Tanh"}, "activation_function must be one of Tanh"),
@@ -88,7 +87,6 @@ def test_settings_of_texts(tmp_path):
         (TEXTS, {"default_prompt_name": "q"}, "default_prompt_name must be a prompt's, got 'q'"),
         (TEXTS, {"model_type": "SparseEncoder"}, "model_type must be 'SentenceTransformer'"),
         (TOKENS, {"transformer_task": "fill-mask"}, "transformer_task must be 'feature-extr"),
-        (TOKENS, {"max_seq_length": 0}, "max_seq_length must be >= 1, got 0"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, name, content, message):

@@ -41,9 +41,8 @@ def test_outputs_are_close_to_float32(name, redraw):
     np.testing.assert_allclose(keys, expected.encoding.keys, atol=0.03 * np.abs(keys).max())
     # bfloat16 cannot represent a change of 1e-4: every query would take 50 steps, or one.
     assert output.encoding.converged.all() and expected.encoding.converged.all()
-    steps = [each.encoding.num_steps for each in (output, expected)]
-    np.testing.assert_allclose(steps[0].mean(), steps[1].mean(), rtol=0.2)
-    assert steps[0].max() < 50
+    steps = [each.encoding.num_steps.mean() for each in (output, expected)]
+    np.testing.assert_allclose(*steps, rtol=0.2)
 
 
 def test_gradients_are_close_to_float32_and_in_it(redraw):

@@ -2,29 +2,14 @@
 
 import json
 import math
-import sys
-import tracemalloc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from nn import slow
-from nn.checkpoints import (
-    CONFIGS,
-    ENCODER,
-    HEADS,
-    HEADS_OF,
-    LAYERS,
-    PAD,
-    POSITIONS,
-    VOCAB,
-    WIDTH,
-    save,
-    shapes,
-    with_head,
-)
+from nn import checkpoints, slow
+from nn.checkpoints import CONFIGS, PAD, VOCAB, WIDTH, save, shapes
 from safetensors.numpy import save_file
 
 from hopfax.nn import families, load_pretrained, tensor_files
@@ -113,7 +98,7 @@ def slow_roberta(tensors, ids, types, activation):
         return slow.module(tensors, name)
 
     def norm(name, x):
-        return slow.norm(part(name), x, ENCODER["layer_norm_eps"])
+        return slow.norm(part(name), x, checkpoints.ENCODER["layer_norm_eps"])
 
     table, positions, kinds = (
         tensors[f"embeddings.{name}_embeddings.weight"].astype(float)
@@ -122,10 +107,10 @@ def slow_roberta(tensors, ids, types, activation):
     real = ids != PAD
     x = table[ids[real]] + positions[PAD + 1 :][: real.sum()] + kinds[types[real]]
     x = norm("embeddings.LayerNorm", x)
-    for layer in (f"encoder.layer.{i}" for i in range(LAYERS)):
+    for layer in (f"encoder.layer.{i}" for i in range(checkpoints.LAYERS)):
         attention = {n: part(f"{layer}.attention.self.{n}") for n in ("query", "key", "value")}
         attention["out"] = part(f"{layer}.attention.output.dense")
-        mixed = slow.attend(attention, x[None], np.ones((1, len(x)), bool), num_heads=HEADS)[0]
+        mixed = slow.attend(attention, x[None], np.ones((1, len(x)), bool))[0]
         x = norm(f"{layer}.attention.output.LayerNorm", x + mixed)
         hidden = np.vectorize(activation)(slow.linear(part(f"{layer}.intermediate.dense"), x))
         change = slow.linear(part(f"{layer}.output.dense"), hidden)
@@ -134,8 +119,9 @@ def slow_roberta(tensors, ids, types, activation):
 
 
 @pytest.mark.parametrize("name", SLOW_ACTIVATIONS)
-def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, name):
-    """With padding on the right, on the left and in between."""
+def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, monkeypatch, name):
+    """Read in chunks; with padding on the right, on the left and in between."""
+    monkeypatch.setattr(tensor_files, "_CHUNK", 2**6)
     tensors = draw("roberta")
     model = load(tmp_path, "roberta", tensors, hidden_act=name)
     ids = np.concatenate([texts[0], texts[0][:, ::-1], rng.permuted(texts[0], axis=1)])
@@ -148,9 +134,9 @@ def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, name
         np.testing.assert_allclose(row[text != PAD], slow, rtol=1e-10)
 
 
-@pytest.mark.parametrize("family", HEADS_OF)
+@pytest.mark.parametrize("family", checkpoints.HEADS_OF)
 def test_the_head_for_sequence_classification(tmp_path, family):
-    named, settings = with_head(family, 3)
+    named, settings = checkpoints.with_head(family, 3)
     tensors = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(named.items())}
     labels = {"id2label": {"0": "no", "2": 3, "1": "yes"}}
     model = load(tmp_path, family, tensors, **settings, **labels)
@@ -172,7 +158,7 @@ def test_the_head_for_sequence_classification(tmp_path, family):
     ):
         with pytest.raises(ValueError, match=message):
             load(tmp_path, family, tensors, **settings, **labels)
-    with pytest.raises(ValueError, match=f"missing tensor {HEADS_OF[family][1]}"):
+    with pytest.raises(ValueError, match=f"missing tensor {checkpoints.HEADS_OF[family][1]}"):
         load(tmp_path, family, {name: tensors[name] for name in shapes(family)}, **settings)
 
 
@@ -210,22 +196,6 @@ def test_settings_that_are_left_out_have_the_family_s_defaults(family, tmp_path,
     models = [load_pretrained(save(tmp_path, short | x, tensors)) for x in ({}, defaults)]
     equal(*(model.forward(model.embed(texts[0]), texts[1]) for model in models))
     assert models[0].config.items() >= defaults.items()
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_tensors_are_read_in_chunks(tmp_path, monkeypatch, transposed):
-    monkeypatch.setattr(tensor_files, "_CHUNK", 2**14)
-    tensor = np.arange(2**18, dtype=np.float32).reshape(256, 1024)
-    save_file({"tensor": tensor}, tmp_path / "model.safetensors")
-    stored = tensor_files.stored_tensors(tmp_path)
-    tracemalloc.start()
-    try:
-        stack = tensor_files.read_stack(stored, transposed=transposed)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    np.testing.assert_array_equal(stack[0].T if transposed else stack[0], tensor)
-    assert peak < 1.3 * tensor.nbytes
 
 
 def test_shards_are_the_same_as_one_file(folder, tmp_path, draw, family):
@@ -306,20 +276,6 @@ def test_padding_on_either_side_changes_nothing(folder, texts, rng):
             )
 
 
-def test_attention_maps_are_distributions_over_visible_tokens(folder, family, texts):
-    ids, mask = texts
-    model = load_pretrained(folder)
-    visible = np.broadcast_to(mask[:, None, :] == 1, (3, 7, 7))
-    if family in ("gpt2", "gemma2"):
-        visible = visible & np.tri(7, dtype=bool)
-    maps = np.asarray(model.attention_maps(model.embed(ids), mask))
-    heads = model.config.get("num_attention_heads") or model.config["n_head"]
-    assert maps.shape == (len(model.params["layers"]["ff_norm"]["weight"]), 3, heads, 7, 7)
-    for weights in maps.swapaxes(1, 2).reshape(-1, 3, 7, 7):
-        assert not weights[~visible & (mask[:, :, None] == 1)].any()
-        np.testing.assert_allclose(weights[mask == 1].sum(-1), 1, rtol=1e-5)
-
-
 def test_attention_weights_are_those_of_the_values(rng):
     """With two heads for each key and value, as in Gemma-2."""
     query, keys, values = (rng.normal(size=(5, n, 3)) for n in (4, 2, 2))
@@ -392,17 +348,6 @@ def test_all_wrong_tensors_are_named(tmp_path, draw):
     assert message.count(";") == 4
 
 
-def test_wrong_tensors_of_many_layers_are_one_line(tmp_path, draw):
-    tensors = draw("gpt2")
-    with pytest.raises(ValueError, match="missing") as error:
-        load(tmp_path, "gpt2", tensors, n_layer=12)
-    names = [name.replace(".0.", ".2-11.") for name in tensors if ".0." in name]
-    _, _, problems = str(error.value).partition(f"{tmp_path}: ")
-    assert sorted(problems.split("; ")) == sorted(f"missing tensor {name}" for name in names)
-    with pytest.raises(ValueError, match=r": unknown tensor .*\.1\."):
-        load(tmp_path, "gpt2", tensors, n_layer=1)
-
-
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
@@ -410,28 +355,16 @@ def test_wrong_tensors_of_many_layers_are_one_line(tmp_path, draw):
         ("bert", {"num_hidden_layers": 10**9}, "num_hidden_layers .* from 1 to 10000, got "),
         ("bert", {"hidden_size": "32"}, "hidden_size must be an integer >= 1, got '32'"),
         ("bert", {"hidden_act": "mish"}, "hidden_act must be one of gelu, .*, got 'mish'"),
-        ("bert", {"hidden_act": {}}, "hidden_act must be one of gelu, .*, got {}"),
         ("bert", {"position_embedding_type": "x"}, "position_embedding_type must be 'absolute'"),
-        ("bert", {"layer_norm_eps": "a"}, "layer_norm_eps must be a number > 0, got 'a'"),
         ("bert", {"layer_norm_eps": -1}, "layer_norm_eps must be a number > 0, got -1"),
-        ("bert", {"type_vocab_size": "2"}, "type_vocab_size must be an integer >= 1, got '2'"),
         ("roberta", {"pad_token_id": 15}, "pad_token_id must be an integer from 0 to 14, got 15"),
         ("gpt2", {"n_embd": None}, "n_embd is missing"),
         ("gpt2", {"n_head": True}, "n_head must be an integer >= 1, got True"),
         ("gpt2", {"n_head": 3}, "n_embd must be a multiple of n_head, got 8 and 3"),
-        ("gpt2", {"layer_norm_epsilon": 0}, "layer_norm_epsilon must be a number > 0, got 0"),
         ("gpt2", {"tie_word_embeddings": False}, "tie_word_embeddings must be True, got"),
-        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a number > 0"),
-        (
-            "gemma2",
-            {"final_logit_softcapping": "x"},
-            "final_logit_softcapping must be a number > 0",
-        ),
-        ("gemma2", {"sliding_window": "x"}, "sliding_window must be an integer >= 1, got 'x'"),
         ("gemma2", {"rope_theta": "x"}, "rope_theta must be a number > 0, got 'x'"),
         ("gemma2", {"rope_parameters": "x"}, "rope_parameters must be an object, got 'x'"),
         ("gemma2", {"rope_scaling": {"type": "yarn"}}, "rope_type must be default, got"),
-        ("gemma2", {"layer_types": 5}, "layer_types must be a list of 2 of sliding_attention, .*5"),
         ("gemma2", {"layer_types": ["local"] * 2}, "layer_types must be a list of 2 .*local"),
     ],
 )
@@ -454,18 +387,13 @@ def test_missing_and_broken_files(tmp_path, draw):
     refused(r" has no config\.json$", FileNotFoundError)
     (folder / "adapter_config.json").touch()
     refused(r"config\.json; it holds a PEFT adapter: save the", FileNotFoundError)
-    for text, message in (
-        ("{", "is not a JSON file"),
-        ("[" * 10**5, "is not a JSON file: it is nested too deeply"),
-        ("[]", "must contain an object, got list"),
-    ):
+    for text, message in (("{", "is not a JSON file"), ("[]", "must contain an object, got list")):
         config.write_text(text)
         refused(rf"config\.json {message}")
     config.write_text(json.dumps(CONFIGS["bert"]))
     refused(r"no model\.safetensors and no .*index\.json$", FileNotFoundError)
-    for name in ("pytorch_model.bin.index.json", "tf_model.h5"):
-        (folder / name).touch()
-    refused("json; convert pytorch_model.bin.index.json, tf_model.h5 to safe", FileNotFoundError)
+    (folder / "tf_model.h5").touch()
+    refused("json; convert tf_model.h5 to safe", FileNotFoundError)
     for shards in ({"a": 1}, None, *({"a": f"{x}b.safetensors"} for x in ("../", "/", "c\\"))):
         index.write_text(json.dumps({"weight_map": shards}))
         refused(r"weight_map from tensors to \.safetensors files in")
@@ -482,7 +410,7 @@ def test_missing_and_broken_files(tmp_path, draw):
 
 def test_inputs_are_checked(folder, family):
     model = load_pretrained(folder)
-    limit = POSITIONS - PAD - 1 if family == "roberta" else POSITIONS
+    limit = checkpoints.POSITIONS - PAD - 1 if family == "roberta" else checkpoints.POSITIONS
     assert model.max_length == limit
     tokens, types = np.zeros((2, limit + 1, WIDTH)), np.full((2, 3), 9)
     wrong = r"in \[0, \d\], got 9" if "bert" in family else "None for a model without"
@@ -496,10 +424,3 @@ def test_inputs_are_checked(folder, family):
         with pytest.raises(ValueError, match=message):
             model.forward(*inputs, **options)
     assert np.isnan(model.embed(np.array([[VOCAB, -1]]))).all()
-
-
-def test_the_missing_package_is_named(tmp_path, draw, monkeypatch):
-    save(tmp_path, CONFIGS["bert"], draw("bert"))
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "hopfax\[pretrained\]"'):
-        load_pretrained(tmp_path)

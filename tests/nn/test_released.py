@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.released_program import LAMBDA, RUNS, TINY, VOCAB, classify, draw_weights, losses
+from nn.released_program import LAMBDA, RUNS, TINY, classify, losses
 
 from hopfax import hopfield
 from hopfax.nn import load_released
@@ -12,15 +12,15 @@ from hopfax.nn.released import Released, import_params
 
 
 @pytest.fixture
-def weights(rng):
-    return {name: array.astype(float) for name, array in draw_weights(rng).items()}
+def weights():
+    with np.load(TINY) as file:
+        return {name[2:]: file[name].astype(float) for name in file if name.startswith("w:")}
 
 
 @pytest.fixture
-def texts(rng):
-    ids = rng.integers(1, VOCAB, (3, 6))
-    mask = np.array([[1] * 6, [1] * 4 + [0] * 2, [1] * 2 + [0] * 4])
-    return ids * mask, mask
+def texts():
+    with np.load(TINY) as file:
+        return file["ids"], file["mask"]
 
 
 def save(path, weights, **more):
@@ -114,36 +114,20 @@ def test_recorded_run_in_double_precision(x64, golden):
 
 
 def test_all_wrong_tensors_are_named(tmp_path, weights):
-    misshapen = {
-        "hopfield_layers.0.W_out.weight": ((6, 6), (6, 5)),
-        "ffn_layers.1.linear1.weight": ((9, 6), (8, 6)),
-        "layer_norm.bias": ((6,), (1, 6)),
-        "classifier.weight": ((1, 6), (3,)),
-        "classifier.bias": ((1,), (3,)),
-    }
-    missing, unknown = "hopfield_layers.1.W_key.weight", "layer_norms.7.bias"
-    for tensors, expected in (
-        (
-            {name: array for name, array in weights.items() if name != missing} | {unknown: 1.0},
-            [f"missing tensor {missing}", f"unknown tensor {unknown}"],
-        ),
-        (
-            weights | {name: np.zeros(got) for name, (_, got) in misshapen.items()},
-            [f"{n} must have shape {want}, got {got}" for n, (want, got) in misshapen.items()],
-        ),
+    missing, misshapen = "hopfield_layers.1.W_key.weight", "hopfield_layers.0.W_out.weight"
+    fewer = {name: array for name, array in weights.items() if name != missing}
+    for tensors, problem in (
+        (fewer | {"odd": np.ones(1)}, f"missing tensor {missing}; unknown tensor odd"),
+        (weights | {misshapen: np.zeros((6, 5))}, rf"{misshapen} must have shape \(6, 6\), got"),
     ):
-        with pytest.raises(ValueError, match=r"odd\.npz: not the released program's") as error:
-            load_released(save(tmp_path / "odd.npz", tensors))
-        assert sorted(str(error.value).partition("dict: ")[2].split("; ")) == sorted(expected)
+        with pytest.raises(ValueError, match=rf"a\.npz: not the released program's .*{problem}"):
+            load_released(save(tmp_path / "a.npz", tensors))
 
 
 def test_files_of_another_kind_are_errors(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"missing\.npz"):
-        load_released(tmp_path / "missing.npz")
-    for content in (b"not an archive", b"", b"PK\x03\x04 and no more"):
-        (tmp_path / "broken.npz").write_bytes(content)
-        with pytest.raises(ValueError, match=r"broken\.npz is not an \.npz"):
-            load_released(tmp_path / "broken.npz")
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ValueError, match=r"broken\.npz is not an \.npz"):
+        load_released(tmp_path / "broken.npz")
     np.save(tmp_path / "one.npy", np.zeros(2))
     with pytest.raises(ValueError, match=r"one\.npy is not an \.npz.* single array"):
         load_released(tmp_path / "one.npy")

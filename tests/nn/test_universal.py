@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hopfax.nn import Encoder, SoftmaxAttention, functional
-from hopfax.nn.encoder import Perturbation, mean_of_real
+from hopfax.nn.encoder import Perturbation
 from hopfax.nn.models import universal_bert
 
 SIZES = {"width": 6, "ff_width": 10, "max_length": 8}
@@ -27,14 +27,6 @@ def plain(**options):
 
 def run(model, params, **how):
     return jax.jit(lambda p: model.apply(p, jnp.asarray(IDS), MASK, **how))(params)
-
-
-def test_one_step_is_the_plain_block(redraw):
-    one, other = shared(num_steps=1), plain(num_layers=1)
-    params = redraw(one)
-    assert jax.tree.structure(params) == jax.tree.structure(redraw(other))
-    key = jax.random.key(2)
-    assert run(one, params, key=key).logits.tolist() == run(other, params, key=key).logits.tolist()
 
 
 def test_steps_are_layers_of_the_same_parameters(redraw):
@@ -105,21 +97,6 @@ def test_halting_is_adaptive_computation_time(redraw):
         np.testing.assert_allclose(encoding.ponder, steps + 1, rtol=1e-3)
 
 
-def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
-    model = shared(num_steps=3, halting=True)
-    params = redraw(model)
-
-    def cost(halt, ids):
-        encoding = model.apply(dict(params, halt=halt), ids, MASK).encoding
-        return jnp.sum(mean_of_real(encoding.ponder[..., None], MASK))
-
-    call = jax.jit(jax.value_and_grad(cost))
-    value, slope = call(params["halt"], jnp.asarray(IDS))
-    assert np.abs(slope["bias"]).max() > 1e-4
-    other, _ = call(params["halt"], jnp.where(MASK, IDS, 7))
-    np.testing.assert_allclose(value, other, rtol=1e-6)
-
-
 @pytest.mark.parametrize("make", [plain, shared])
 def test_recomputed_blocks_have_the_same_gradients(redraw, make):
     params, key = redraw(make()), jax.random.key(0)
@@ -129,17 +106,6 @@ def test_recomputed_blocks_have_the_same_gradients(redraw, make):
     )
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, one(params), other(params))
-
-
-def test_recomputed_blocks_save_memory():
-    def temporaries(remat):
-        model = plain(num_layers=6, max_length=64, ff_width=64, remat=remat)
-        loss = lambda p, ids: jnp.sum(model.apply(p, ids, ids > 0).logits ** 2)  # noqa: E731
-        params = jax.eval_shape(model.init, jax.random.key(0))
-        compiled = jax.jit(jax.grad(loss)).lower(params, jnp.ones((8, 64), int)).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    assert temporaries(True) < 0.5 * temporaries(False)
 
 
 def test_scaled_embeddings_are_the_same_function_with_weaker_noise(redraw):

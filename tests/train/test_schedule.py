@@ -47,12 +47,6 @@ def test_every_seed_takes_every_row_once_an_epoch(monkeypatch, batch_size, chunk
             assert counts.min() >= 1 and np.ptp(counts) <= 1
 
 
-@pytest.mark.parametrize(("size", "shape"), [(100, (2, 5)), (110, (3, 4)), (1, (1, 1))])
-def test_equal_chunks_add_few_steps(size, shape):
-    chunks = plan(sizes=(size,), batch_size=10)
-    assert (len(chunks), len(chunks[0].picks)) == shape
-
-
 def test_orders_differ_by_seed_epoch_and_bucket_and_are_reproducible():
     now, again, later = (plan(epoch, sizes=(40, 40, 100)) for epoch in (0, 0, 1))
     first = rows_of(now, 0)
