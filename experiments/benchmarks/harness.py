@@ -58,11 +58,8 @@ def torch_peer() -> ModuleType | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 1 if a setting failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(f"python -m {PACKAGE}", None, __doc__, formatter_class=style)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="One setting per case, two rounds.")
     parser.add_argument("--data-dir", help="Raw data sets (default: synthetic rows).")

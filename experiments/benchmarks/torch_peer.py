@@ -24,6 +24,7 @@ from experiments.benchmarks.workloads import BETA, ESR_WEIGHT, TOTAL_STEPS, Text
 from hopfax.data.batching import Bucket
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_device = partial(torch.tensor, device=DEVICE)  # a copy in PyTorch's alignment
 Params = dict[Any, Any]  # hopfax's tree of one seed, of tensors with PyTorch's names
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
@@ -164,16 +165,14 @@ def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
     return -(shares * logs).sum(-1) / math.log(keys.shape[-1])
 
 
-def losses(
-    model: Model, ids: Tensor, mask: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, its cross-entropy, and ESR (Eq. 12, target 0.35) summed over layers."""
+def losses(model: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss with ESR (Eq. 12, target 0.35) summed over layers, and its cross-entropy."""
     logits, keys = model(ids, mask)
     task = F.cross_entropy(logits, labels.long())
     if keys is None:
-        return task, task.detach(), torch.zeros(())
+        return task, task.detach()
     esr = (eigen_entropy(keys, mask) - 0.35).square().sum(0).mean()
-    return task + ESR_WEIGHT * esr, task.detach(), esr.detach()
+    return task + ESR_WEIGHT * esr, task.detach()
 
 
 def train_steps(
@@ -198,7 +197,7 @@ def train_steps(
     def step() -> Tensor:
         picks = on_device(rng.integers(0, len(bucket.labels), batch_size))
         optimizer.zero_grad(set_to_none=True)
-        total, task, _ = losses(model, *(each[picks] for each in rows))
+        total, task = losses(model, *(each[picks] for each in rows))
         total.backward()
         clip_grad_norm_(leaves, 1.0)
         optimizer.step()
@@ -213,9 +212,9 @@ def forward(model: Model, texts: Texts) -> Callable[[], np.ndarray]:
     """Logits of the texts."""
     inputs = [on_device(each) for each in texts]
 
+    @torch.inference_mode()
     def logits() -> np.ndarray:
-        with torch.inference_mode():
-            return model(*inputs)[0].cpu().numpy()
+        return model(*inputs)[0].cpu().numpy()
 
     return logits
 
@@ -243,11 +242,11 @@ def denoise(
     noisy, patterns = map(on_device, (queries, table))
     bias = -0.5 * patterns.square().sum(1) / sigma**2
 
+    @torch.inference_mode()
     def means() -> Tensor:
-        with torch.inference_mode():
-            parts = noisy.split(block_size)
-            scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
-            return synchronized(torch.cat([each.softmax(1) @ patterns for each in scores]))
+        parts = noisy.split(block_size)
+        scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
+        return synchronized(torch.cat([each.softmax(1) @ patterns for each in scores]))
 
     return means
 
@@ -280,27 +279,22 @@ def retrieval(
     return run
 
 
+@torch.inference_mode()
 def stability(
     hidden: np.ndarray, readout: np.ndarray, num_samples: int, rho: float, batch_size: int
 ) -> tuple[float, float]:
     """Noise stability of x -> relu(x @ hidden) @ readout: mean and standard error over pairs."""
     torch.manual_seed(0)
     size, products = min(batch_size, num_samples), []
-    with torch.inference_mode():
-        first, last = map(on_device, (hidden, readout))
-        inputs = torch.empty(2, size, len(hidden), device=DEVICE)
-        for _ in range(0, num_samples, size):
-            inputs.normal_()
-            inputs[1].mul_((1 - rho**2) ** 0.5).add_(inputs[0], alpha=rho)
-            left, right = (inputs @ first).relu_() @ last
-            products.append(left * right)
-        values = torch.cat(products)[:num_samples].double()
+    first, last = map(on_device, (hidden, readout))
+    inputs = torch.empty(2, size, len(hidden), device=DEVICE)
+    for _ in range(0, num_samples, size):
+        inputs.normal_()
+        inputs[1].mul_((1 - rho**2) ** 0.5).add_(inputs[0], alpha=rho)
+        left, right = (inputs @ first).relu_() @ last
+        products.append(left * right)
+    values = torch.cat(products)[:num_samples].double()
     return values.mean().item(), values.std().item() / num_samples**0.5
-
-
-def on_device(array: np.ndarray) -> Tensor:
-    """A copy on the device, in PyTorch's alignment."""
-    return torch.tensor(array, device=DEVICE)
 
 
 def synchronized(output: Any) -> Any:

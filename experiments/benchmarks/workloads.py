@@ -89,9 +89,7 @@ def check_equal(outputs: Mapping[str, np.ndarray]) -> None:
         typical = errors[len(errors) - 1 - len(errors) // 100]
         # nan, which sorts last, fails these comparisons.
         if not (typical <= 1e-3 and errors[-1] <= 1e-2):
-            raise RuntimeError(
-                f"{name} and {first} must agree, got a relative error of {errors[-1]:.2g}"
-            )
+            raise RuntimeError(f"{name} and {first} must agree, got an error of {errors[-1]:.2g}")
 
 
 def model_of(size: str, *, gradient: Gradient = "implicit", **options: Any) -> Functional[Encoder]:
@@ -150,13 +148,11 @@ def mean_step(
         states, _ = chunk(states, rows, picks, np.ones(shape, np.float32), keys)
         return jax.block_until_ready(states)
 
-    def call(bucket: Bucket) -> Callable[[], Any]:
-        weights = np.ones(len(bucket.labels), np.float32)
-        rows = bucket.ids, bucket.lengths, bucket.labels, weights
-        return functools.partial(run, Batch(*map(jnp.asarray, rows)))
-
-    total = steps * sum(len(bucket.labels) for bucket in buckets)
-    return [(len(bucket.labels) / total, call(bucket)) for bucket in buckets]
+    ones = [np.ones(len(bucket.labels), np.float32) for bucket in buckets]
+    parts = [(*bucket[:3], weights) for bucket, weights in zip(buckets, ones, strict=True)]
+    total = steps * sum(map(len, ones))
+    batches = [Batch(*map(jnp.asarray, part)) for part in parts]
+    return [(len(rows.labels) / total, functools.partial(run, rows)) for rows in batches]
 
 
 def forward(size: str, params: Params, texts: Texts, **stop: Any) -> Callable[[], np.ndarray]:

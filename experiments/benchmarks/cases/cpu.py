@@ -14,7 +14,7 @@ from unittest import mock
 import jax
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.workloads import MAX_LENGTH, VOCAB_SIZE, mean_step, padded
+from experiments.benchmarks.workloads import ESR_WEIGHT, MAX_LENGTH, VOCAB_SIZE, mean_step, padded
 from hopfax import cpu
 from hopfax.nn import precision, robertha, tinybert
 
@@ -25,11 +25,7 @@ LEFT_OUT: dict[str, Callable[..., Any]] = {
     "flat_dot_general": jax.lax.dot_general,
 }
 RATIOS = {f"without {name} / with all": "" for name in LEFT_OUT}
-# Builder of a model, and options of its train step.
-MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "TinyBERT": (tinybert, {"esr_weight": 0.0}),
-    "Robertha": (robertha, {}),
-}
+MODELS: dict[str, Any] = {"TinyBERT": tinybert, "Robertha": robertha}
 SMALL = {"vocab_size": 512, "width": 64, "ff_width": 256, "max_length": 16}
 
 
@@ -37,8 +33,8 @@ def programs(
     data_dir: str | None, *, name: str, tokens: int, seeds: int = 1, **sizes: int
 ) -> dict[str, Program]:
     """Train steps with all optimizations, and with all but one."""
-    build, training = MODELS[name]
     sizes = {"vocab_size": VOCAB_SIZE, "num_outputs": 2, **sizes}
+    options: Any = {"seeds": seeds, "esr_weight": ESR_WEIGHT if name == "Robertha" else 0.0}
     bucket = padded(data_dir, tokens)
     bucket = bucket._replace(ids=bucket.ids % sizes["vocab_size"])
     calls: dict[str, Program] = {}
@@ -46,7 +42,7 @@ def programs(
         with ExitStack() as stack:
             if left_out:
                 leave_out(left_out, stack)
-            program = mean_step([bucket], STEPS, model=build(**sizes), seeds=seeds, **training)
+            program = mean_step([bucket], STEPS, model=MODELS[name](**sizes), **options)
             program[0][1]()  # compiles
         calls[f"without {left_out}" if left_out else "with all"] = program
     return calls

@@ -56,10 +56,9 @@ def step_bytes(gradient: Gradient) -> int:
 
 
 def temporary_bytes(fn: Callable[..., Any], *arguments: Any) -> int:
-    """Returns the memory of a compiled function without its arguments and results."""
+    """The memory of a compiled function without its arguments and results."""
     analysis = jax.jit(fn).lower(*arguments).compile().memory_analysis()
-    if analysis is None:
-        raise RuntimeError(f"XLA reports no memory on {jax.default_backend()}")
+    assert analysis, f"XLA reports no memory on {jax.default_backend()}"
     return analysis.temp_size_in_bytes
 
 

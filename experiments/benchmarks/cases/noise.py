@@ -5,7 +5,6 @@ Robertha's queries may need more iterations under noise, which is more work for 
 without noise must agree.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,8 +16,7 @@ import numpy as np
 from experiments.benchmarks import workloads
 from experiments.benchmarks.harness import Program
 from experiments.benchmarks.workloads import MAX_LENGTH, VOCAB_SIZE
-from hopfax.data.batching import Bucket
-from hopfax.nn import Encoder, Functional, robertha, tinybert
+from hopfax.nn import robertha, tinybert
 from hopfax.train.evaluate import SITES, Noise, make_predictor, predict
 
 SECONDS = 60
@@ -33,9 +31,19 @@ def programs(data_dir: str | None, *, build: Any, use_trained: bool) -> dict[str
     model = build(VOCAB_SIZE, 2, max_length=MAX_LENGTH)
     key = jax.random.key(23)
     params = workloads.trained(data_dir) if use_trained else jax.jit(model.init)(key)
-    buckets = workloads.buckets(data_dir, ROWS)
     predictor, stacked = make_predictor(model), jax.tree.map(lambda leaf: leaf[None], params)
-    forward = forward_of(model, params, buckets)
+    logits = jax.jit(lambda *inputs: model.apply(*inputs).logits)
+    buckets, texts, order = workloads.buckets(data_dir, ROWS), [], []
+    for bucket in buckets:
+        count = TOKENS // bucket.ids.shape[-1]
+        for rows in (slice(at, at + count) for at in range(0, len(bucket.labels), count)):
+            texts.append([*map(jnp.asarray, workloads.single_texts(bucket, rows))])
+            order.append(bucket.index[rows])
+    places = np.argsort(np.concatenate(order))
+
+    def forward() -> np.ndarray:
+        pending = [logits(params, *each) for each in texts]
+        return np.concatenate([np.asarray(each) for each in pending])[places]
 
     def predicted(noise: Noise | None = None) -> np.ndarray:
         return predict(predictor, stacked, buckets, noise=noise).logits[0]
@@ -46,26 +54,6 @@ def programs(data_dir: str | None, *, build: Any, use_trained: bool) -> dict[str
         for site, level, draw in product(SITES, LEVELS, range(DRAWS))
     ]
     return {"forward pass": [(1.0, forward)] * len(noisy), "noisy prediction": noisy}
-
-
-def forward_of(
-    model: Functional[Encoder], params: Any, buckets: Sequence[Bucket]
-) -> Callable[[], np.ndarray]:
-    """Logits of the rows in the order of their `index`, no row computed twice."""
-    parts, order = [], []
-    for bucket in buckets:
-        count = TOKENS // bucket.ids.shape[-1]
-        for rows in (slice(at, at + count) for at in range(0, len(bucket.labels), count)):
-            parts.append([*map(jnp.asarray, workloads.single_texts(bucket, rows))])
-            order.append(bucket.index[rows])
-    places = np.argsort(np.concatenate(order))
-    logits = jax.jit(lambda params, ids, mask: model.apply(params, ids, mask).logits)
-
-    def forward() -> np.ndarray:
-        pending = [logits(params, *part) for part in parts]
-        return np.concatenate([np.asarray(each) for each in pending])[places]
-
-    return forward
 
 
 SETTINGS = {

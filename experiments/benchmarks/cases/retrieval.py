@@ -34,15 +34,21 @@ HEADS = 2
 SCALE = 0.25  # keys of base Robertha's initial weights are about this large
 
 
-def latencies(data_dir: str | None, *, whole_model: bool) -> dict[str, Program]:
+def latencies(data_dir: str | None, *, make: Callable[..., Program]) -> dict[str, Program]:
     """Numbers of updates, of the heads or of the model."""
-    make: Any = partial(retrieval, arrays(128, 64, 32))
-    if whole_model:
-        texts = workloads.full_texts(32, 128)
-        make = partial(workloads.forward, "base", workloads.fresh("base"), texts)
     calls = {"single pass": make(max_steps=0, tol=0.0)}
     calls |= {f"T = {steps}": make(max_steps=steps, tol=0.0) for steps in STEPS}
     return calls | {"T = 50, adaptive": make(max_steps=50, tol=1e-4)}
+
+
+def of_heads(**stop: Any) -> Program:
+    """The heads of 32 texts of 128 tokens."""
+    return retrieval(arrays(128, 64, 32), **stop)
+
+
+def of_model(**stop: Any) -> Program:
+    """Base Robertha with initial weights on these texts."""
+    return workloads.forward("base", workloads.fresh("base"), workloads.full_texts(32, 128), **stop)
 
 
 def against_torch(
@@ -83,8 +89,8 @@ def retrieval(
 
 
 SETTINGS = {
-    "latency of the heads": partial(latencies, whole_model=False),
-    "latency of the model": partial(latencies, whole_model=True),
+    "latency of the heads": partial(latencies, make=of_heads),
+    "latency of the model": partial(latencies, make=of_model),
 } | {
     f"{what}: {tokens} tokens, width {width}, batch {batch}, T {steps}": partial(
         against_torch,

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.benchmarks.harness import Program, torch_peer
 from experiments.benchmarks.workloads import compiled
-from hopfax.stability import Estimate, noise_stability
+from hopfax.stability import noise_stability
 
 RATIOS = {
     "PyTorch / hopfax": "≥ 3",
@@ -60,13 +60,10 @@ def exact_stability(rho: float) -> float:
 def estimator(num_samples: int, *, rho: float = RHO, arc_points: int = 2) -> Any:
     """`noise_stability` of the network, compiled: mean and standard error."""
     hidden, readout = network()
-
-    def estimate(key: jax.Array, rho: jax.Array) -> Estimate:
-        sizes: Any = {"num_samples": num_samples, "batch_size": BATCH_SIZE, "shape": (WIDTH,)}
-        fn = lambda x: jax.nn.relu(x @ hidden) @ readout  # noqa: E731
-        return noise_stability(fn, key, rho=rho, arc_points=arc_points, **sizes)
-
-    program = compiled(estimate, jax.random.key(0), np.float32(rho))
+    fn = lambda x: jax.nn.relu(x @ hidden) @ readout  # noqa: E731
+    options: Any = {"rho": rho, "arc_points": arc_points, "shape": (WIDTH,)}
+    options |= {"num_samples": num_samples, "batch_size": BATCH_SIZE}
+    program = compiled(partial(noise_stability, fn, **options), jax.random.key(0))
     return lambda: tuple(map(float, program()[:2]))
 
 

@@ -7,12 +7,13 @@ average. "5 seeds": a step of five models. Base takes 32 rows per step, large (B
 """
 
 from functools import partial
+from typing import Any
 
 from experiments.benchmarks import workloads
 from experiments.benchmarks.harness import Program, torch_peer
 from experiments.benchmarks.workloads import mean_step
 
-SECONDS, SEEDS = 120, 5
+SECONDS = 120
 RATIOS = {
     "PyTorch / hopfax in buckets": "≥ 5",
     "PyTorch / hopfax padded": "≥ 1",
@@ -24,13 +25,12 @@ RATIOS = {
 def programs(data_dir: str | None, *, size: str, steps: int) -> dict[str, Program]:
     """Train steps of one size from the same weights, `steps` in a call."""
     padded, params = workloads.padded(data_dir), workloads.fresh(size)
-    calls: dict[str, Program] = {
-        "hopfax padded": mean_step([padded], steps, params=params, size=size)
-    }
+    step: Any = partial(mean_step, params=params, size=size)
+    calls: dict[str, Program] = {"hopfax padded": step([padded], steps)}
     if size == "base":
         buckets = workloads.buckets(data_dir)
-        calls["hopfax in buckets"] = mean_step(buckets, 4 * steps, params=params)
-        calls["hopfax 5 seeds"] = mean_step(buckets, steps, params=params, seeds=SEEDS)
+        calls["hopfax in buckets"] = step(buckets, 4 * steps)
+        calls["hopfax 5 seeds"] = step(buckets, steps, seeds=5)
     if peer := torch_peer():
         model = peer.model_of(size, params, dropout=0.3)
         run = peer.train_steps(model, padded, batch_size=workloads.BATCH_SIZES[size])
