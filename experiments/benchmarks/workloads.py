@@ -148,10 +148,11 @@ def mean_step(
         states, _ = chunk(states, rows, picks, np.ones(shape, np.float32), keys)
         return jax.block_until_ready(states)
 
-    ones = [np.ones(len(bucket.labels), np.float32) for bucket in buckets]
-    parts = [(*bucket[:3], weights) for bucket, weights in zip(buckets, ones, strict=True)]
-    total = steps * sum(map(len, ones))
-    batches = [Batch(*map(jnp.asarray, part)) for part in parts]
+    batches = [
+        Batch(*map(jnp.asarray, (*bucket[:3], np.ones(len(bucket.labels), np.float32))))
+        for bucket in buckets
+    ]
+    total = steps * sum(len(rows.labels) for rows in batches)
     return [(len(rows.labels) / total, functools.partial(run, rows)) for rows in batches]
 
 
