@@ -7,9 +7,9 @@ one call, fused AdamW. `torch.compile` was slower than eager in seven of eight s
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,46 +20,49 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
 from experiments.benchmarks import workloads
-from experiments.benchmarks.workloads import BETA, ESR_WEIGHT, TOTAL_STEPS, PaddedRows
+from experiments.benchmarks.workloads import BETA, ESR_WEIGHT, TOTAL_STEPS, Texts
 from hopfax.data.batching import Bucket
 
-Params = Mapping[Any, Any]  # hopfax's tree of one seed, of tensors
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+on_device = partial(torch.tensor, device=DEVICE)  # a copy in PyTorch's alignment
+Params = dict[Any, Any]  # hopfax's tree of one seed, of tensors with PyTorch's names
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def model_of(size: str, params: Params, **options: Any) -> functools.partial[Any]:
+def model_of(size: str, params: Mapping[Any, Any], **options: Any) -> partial[Any]:
     """`robertha` of a size of `SIZES`, from hopfax's parameters."""
     heads = workloads.SIZES[size]["num_heads"]
-    return functools.partial(robertha, tensors(params), num_heads=heads, **options)
+    return partial(robertha, tensors(params), num_heads=heads, **options)
 
 
-def tensors(params: Params) -> Params:
-    """Hopfax's parameters as tensors, kernels (out, in) as PyTorch's own layers store them."""
-
-    def one(path: Any, array: Any) -> Tensor:
-        array = np.asarray(array).T if path[-1].key == "kernel" else np.asarray(array)
-        return on_device(np.ascontiguousarray(array))
-
-    return jax.tree_util.tree_map_with_path(one, params)
+def tensors(params: Mapping[Any, Any]) -> Params:
+    """Hopfax's parameters as tensors, with the names and the layout of PyTorch's functions."""
+    result: Params = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping):
+            result[name] = tensors(value)
+        elif name == "kernel":
+            result["weight"] = on_device(np.ascontiguousarray(np.transpose(value)))
+        else:
+            result["weight" if name == "scale" else name] = on_device(np.asarray(value))
+    return result
 
 
 def robertha(
     params: Params, ids: Tensor, mask: Tensor, *, dropout: float = 0.0, **attention: Any
 ) -> tuple[Tensor, Tensor]:
     """Logits (batch, 2), and the keys of all layers (layers, batch, tokens, width)."""
-    drop = functools.partial(F.dropout, p=dropout, training=dropout > 0)
+    drop = partial(F.dropout, p=dropout, training=dropout > 0)
     tokens = F.embedding(ids, params["tokens"]["embedding"])
     x = drop(norm(tokens + params["positions"]["embedding"][: ids.shape[1]], params["norm"]))
     keys = []
-    for number in sorted(params["blocks"]):
-        block = params["blocks"][number]
+    for _, block in sorted(params["blocks"].items()):
         normed = norm(x, block["attention_norm"])
         retrieved, layer_keys = attend(block["attention"], normed, mask, **attention)
         x = x + drop(retrieved)
-        hidden = F.gelu(linear(norm(x, block["ff_norm"]), block["ff_in"]))
-        x = x + drop(linear(hidden, block["ff_out"]))
+        x = x + drop(feed_forward(norm(x, block["ff_norm"]), block))
         keys.append(layer_keys)
-    return linear(drop(mean(x, mask)), params["classifier"]), torch.stack(keys)
+    return F.linear(drop(mean(x, mask)), **params["classifier"]), torch.stack(keys)
 
 
 def attend(
@@ -73,15 +76,11 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Queries iterate to a fixed point of the keys (Eqs. 4, 7), then read the values out.
 
-    Returns:
-        Retrieved vectors and keys of every token (batch, tokens, width); mask: real tokens.
+    Returns retrieved vectors and keys of every token (batch, tokens, width).
     """
     state, key, value = heads(layers, x, num_heads)
-    read = functools.partial(
-        F.scaled_dot_product_attention,
-        attn_mask=bias_of(mask, x),
-        scale=BETA * key.shape[-1] ** -0.5,
-    )
+    scale = BETA * key.shape[-1] ** -0.5
+    read = partial(F.scaled_dot_product_attention, attn_mask=bias_of(mask, x), scale=scale)
     running = mask[:, None, :].expand(state.shape[:-1])
     for _ in range(max_steps):
         following = read(state, key, key)
@@ -92,41 +91,46 @@ def attend(
         running = running & moving
         if not running.any():
             break
-    return linear(joined(read(state, key, value)), layers["out"]), joined(key)
+    return F.linear(joined(read(state, key, value)), **layers["out"]), joined(key)
 
 
-def bert(
-    params: Params, ids: Tensor, mask: Tensor, *, dropout: float = 0.0
-) -> tuple[Tensor, Tensor | None]:
+def bert(params: Params, ids: Tensor, mask: Tensor, *, dropout: float = 0.0) -> tuple[Tensor, None]:
     """Logits (batch, 2) of `text_classifier`'s parameters, single texts; no keys."""
     states = bert_states(params, F.embedding(ids, params["tokens"]["embedding"]), mask, dropout)
     pooled = F.dropout(mean(states, mask), dropout, dropout > 0)
-    return linear(pooled, params["classifier"]), None
+    return F.linear(pooled, **params["classifier"]), None
 
 
 def bert_states(params: Params, tokens: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
-    """Last hidden states (batch, tokens, width) from token embeddings; post-LN, heads of 32."""
-    drop = functools.partial(F.dropout, p=dropout, training=dropout > 0)
-    normed = functools.partial(norm, eps=1e-12)
+    """Last hidden states (batch, tokens, width) from token embeddings; post-LN, 12 heads."""
+    drop = partial(F.dropout, p=dropout, training=dropout > 0)
     places = params["positions"]["embedding"][: tokens.shape[1]]
-    x = drop(normed(tokens + places + params["types"]["embedding"][0], params["norm"]))
+    x = tokens + places + params["types"]["embedding"][0]
+    x = drop(norm(x, params["norm"], 1e-12))
     bias = None if bool(mask.all()) else bias_of(mask, x)
-    for number in sorted(params["blocks"], key=int):
-        block = params["blocks"][number]
-        states = heads(block["attention"], x, -1, width=32)
-        mixed = F.scaled_dot_product_attention(*states, bias, dropout_p=dropout)
-        x = normed(
-            x + drop(linear(joined(mixed), block["attention"]["out"])), block["attention_norm"]
-        )
-        hidden = F.gelu(linear(x, block["ff_in"]))
-        x = normed(x + drop(linear(hidden, block["ff_out"])), block["ff_norm"])
+    for _, block in sorted(params["blocks"].items()):
+        states = heads(block["attention"], x, num_heads=12)
+        mixed = joined(F.scaled_dot_product_attention(*states, bias, dropout_p=dropout))
+        x = x + drop(F.linear(mixed, **block["attention"]["out"]))
+        x = norm(x, block["attention_norm"], 1e-12)
+        x = norm(x + drop(feed_forward(x, block)), block["ff_norm"], 1e-12)
     return x
 
 
-def heads(layers: Params, x: Tensor, num_heads: int, width: int = -1) -> list[Tensor]:
-    """Queries, keys and values (batch, heads, tokens, width); one of the sizes may be -1."""
-    parts = (linear(x, layers[name]) for name in ("query", "key", "value"))
-    return [part.unflatten(-1, (num_heads, width)).transpose(1, 2) for part in parts]
+def feed_forward(x: Tensor, block: Params) -> Tensor:
+    """The feed-forward part of a block."""
+    return F.linear(F.gelu(F.linear(x, **block["ff_in"])), **block["ff_out"])
+
+
+def norm(x: Tensor, layer: Params, eps: float = 1e-5) -> Tensor:
+    """A LayerNorm."""
+    return F.layer_norm(x, x.shape[-1:], **layer, eps=eps)
+
+
+def heads(layers: Params, x: Tensor, num_heads: int) -> list[Tensor]:
+    """Queries, keys and values (batch, heads, tokens, width)."""
+    parts = (F.linear(x, **layers[name]) for name in ("query", "key", "value"))
+    return [part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts]
 
 
 def joined(states: Tensor) -> Tensor:
@@ -146,16 +150,6 @@ def mean(x: Tensor, mask: Tensor) -> Tensor:
     return (x * real).sum(1) / real.sum(1).clamp(min=1)
 
 
-def linear(x: Tensor, layer: Params) -> Tensor:
-    """A linear layer."""
-    return F.linear(x, layer["kernel"], layer["bias"])
-
-
-def norm(x: Tensor, layer: Params, eps: float = 1e-5) -> Tensor:
-    """A LayerNorm."""
-    return F.layer_norm(x, x.shape[-1:], layer["scale"], layer["bias"], eps)
-
-
 def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
     """Normalized entropy (Eq. 10) of the key covariance of each text, from (..., tokens, width)."""
     real = mask[..., None].to(keys.dtype)
@@ -171,77 +165,69 @@ def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
     return -(shares * logs).sum(-1) / math.log(keys.shape[-1])
 
 
-def losses(
-    model: Model, ids: Tensor, mask: Tensor, labels: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, its cross-entropy, and ESR (Eq. 12, target 0.35) summed over layers."""
+def losses(model: Model, ids: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss with ESR (Eq. 12, target 0.35) summed over layers, and its cross-entropy."""
     logits, keys = model(ids, mask)
-    task = F.cross_entropy(logits, labels)
+    task = F.cross_entropy(logits, labels.long())
     if keys is None:
-        return task, task.detach(), torch.zeros(())
+        return task, task.detach()
     esr = (eigen_entropy(keys, mask) - 0.35).square().sum(0).mean()
-    return task + ESR_WEIGHT * esr, task.detach(), esr.detach()
+    return task + ESR_WEIGHT * esr, task.detach()
 
 
-class TrainSteps:
+def train_steps(
+    model: partial[Any], bucket: Bucket, *, batch_size: int = 32
+) -> Callable[[int], list[float]]:
     """Table 15's training: AdamW, linear warm-up and decay, gradients clipped to norm 1.
 
-    The first argument of the model, a partial function, are its tensors. All rows have one length.
+    The first argument of `model` are its tensors. Returns a function that trains for some steps on
+    random rows, and returns the cross-entropy before each.
     """
+    leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(model.args[0])]
+    options: Any = {"lr": workloads.LEARNING_RATE, "weight_decay": 0.01, "fused": True}
+    optimizer = torch.optim.AdamW(leaves, **options)
+    rising = round(0.1 * TOTAL_STEPS)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / rising, (TOTAL_STEPS - step) / (TOTAL_STEPS - rising)),
+    )
+    rows = [on_device(each) for each in (*workloads.single_texts(bucket), bucket.labels)]
+    rng = np.random.default_rng(0)
 
-    def __init__(self, model: functools.partial[Any], bucket: Bucket, *, batch_size: int = 32):
-        self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(model.args[0])]
-        self._model, self._batch_size = model, batch_size
-        options: Any = {"lr": workloads.LEARNING_RATE, "weight_decay": 0.01, "fused": True}
-        self._optimizer = torch.optim.AdamW(self._leaves, **options)
-        rising = round(0.1 * TOTAL_STEPS)
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer,
-            lambda step: min((step + 1) / rising, (TOTAL_STEPS - step) / (TOTAL_STEPS - rising)),
-        )
-        self._rows = inputs_of(workloads.single_texts(bucket))
-        self._labels = on_device(bucket.labels).long()
-        self._rng = np.random.default_rng(0)
-
-    def run(self, steps: int) -> None:
-        """Trains for some steps on random rows."""
-        for _ in range(steps):
-            picks = self._rng.integers(0, len(self._labels), self._batch_size)
-            loss = self.step(on_device(picks))
-        float(loss)  # waits for the device
-
-    def step(self, picks: Tensor) -> Tensor:
-        """Trains on rows with these indices; returns the cross-entropy before the step."""
-        self._optimizer.zero_grad(set_to_none=True)
-        ids, mask = self._rows
-        total, task, _ = losses(self._model, ids[picks], mask[picks], self._labels[picks])
+    def step() -> Tensor:
+        picks = on_device(rng.integers(0, len(bucket.labels), batch_size))
+        optimizer.zero_grad(set_to_none=True)
+        total, task = losses(model, *(each[picks] for each in rows))
         total.backward()
-        clip_grad_norm_(self._leaves, 1.0)
-        self._optimizer.step()
-        self._schedule.step()
+        clip_grad_norm_(leaves, 1.0)
+        optimizer.step()
+        schedule.step()
         return task
 
+    # The device works on all steps before the first loss is read.
+    return lambda steps: [loss.item() for loss in [step() for _ in range(steps)]]
 
-def forward(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
-    """Logits of the rows."""
-    inputs = inputs_of(rows)
 
+def forward(model: Model, texts: Texts) -> Callable[[], np.ndarray]:
+    """Logits of the texts."""
+    inputs = [on_device(each) for each in texts]
+
+    @torch.inference_mode()
     def logits() -> np.ndarray:
-        with torch.inference_mode():
-            return model(*inputs)[0].cpu().numpy()
+        return model(*inputs)[0].cpu().numpy()
 
     return logits
 
 
-def influence_bert(params: Any, embeddings: np.ndarray) -> Callable[[], np.ndarray]:
+def influence_bert(params: Mapping[Any, Any], embeddings: np.ndarray) -> Callable[[], np.ndarray]:
     """Mean over texts of the gradient's norm at each token, one text after the other."""
     weights, texts = tensors(params), on_device(embeddings)
-    mask = torch.ones(texts.shape[1], dtype=torch.bool, device=device())[None]
+    mask = torch.ones(1, texts.shape[1], dtype=torch.bool, device=DEVICE)
 
     def influences() -> np.ndarray:
         norms = []
-        for text in texts:
-            text = text[None].detach().requires_grad_()
+        for text in texts.split(1):
+            text = text.detach().requires_grad_()
             output = bert_states(weights, text, mask).mean(1).sum()
             norms.append(torch.autograd.grad(output, text)[0][0].norm(dim=-1))
         return torch.stack(norms).mean(0).cpu().numpy()
@@ -250,33 +236,19 @@ def influence_bert(params: Any, embeddings: np.ndarray) -> Callable[[], np.ndarr
 
 
 def denoise(
-    queries: np.ndarray, table: np.ndarray, sigma: float, block_size: int | None = None
+    queries: np.ndarray, table: np.ndarray, sigma: float, *, block_size: int
 ) -> Callable[[], Tensor]:
     """Posterior means of the queries: product, softmax, product, over blocks of queries."""
     noisy, patterns = map(on_device, (queries, table))
     bias = -0.5 * patterns.square().sum(1) / sigma**2
 
+    @torch.inference_mode()
     def means() -> Tensor:
-        with torch.inference_mode():
-            parts = noisy.split(block_size or len(noisy))
-            scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
-            values = torch.cat([each.softmax(1) @ patterns for each in scores])
-        return synchronized(values)
+        parts = noisy.split(block_size)
+        scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
+        return synchronized(torch.cat([each.softmax(1) @ patterns for each in scores]))
 
     return means
-
-
-def load(path: Any) -> None:
-    """Reads every tensor of a safetensors file."""
-    from safetensors.torch import load_file
-
-    for tensor in load_file(path).values():
-        tensor.sum().item()  # mapped into memory until it is read
-
-
-def inputs_of(rows: PaddedRows) -> tuple[Tensor, Tensor]:
-    """Token ids of the rows, and the mask of real tokens."""
-    return on_device(rows.ids).long(), on_device(rows.mask)
 
 
 def retrieval(
@@ -307,42 +279,26 @@ def retrieval(
     return run
 
 
+@torch.inference_mode()
 def stability(
     hidden: np.ndarray, readout: np.ndarray, num_samples: int, rho: float, batch_size: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[float, float]:
     """Noise stability of x -> relu(x @ hidden) @ readout: mean and standard error over pairs."""
     torch.manual_seed(0)
-    size = min(batch_size, num_samples)
-    with torch.inference_mode():
-        first, last = map(on_device, (hidden, readout))
-        inputs = torch.empty(2, size, len(hidden), device=device())
-        # On the device, so that no batch waits for the previous one.
-        total = torch.zeros((), dtype=torch.float64, device=device())
-        squares = torch.zeros_like(total)
-        for start in range(0, num_samples, size):
-            inputs.normal_()
-            inputs[1].mul_((1 - rho**2) ** 0.5).add_(inputs[0], alpha=rho)
-            left, right = (inputs @ first).relu_() @ last
-            products = (left * right)[: num_samples - start].double()
-            total += products.sum()
-            squares += products @ products
-    mean = total.item() / num_samples
-    error = ((squares.item() / num_samples - mean**2) / (num_samples - 1)) ** 0.5
-    return np.asarray(mean), np.asarray(error)
-
-
-def device() -> torch.device:
-    """Returns the GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def on_device(array: np.ndarray) -> Tensor:
-    """A copy on the device, in PyTorch's alignment."""
-    return torch.tensor(array, device=device())
+    size, products = min(batch_size, num_samples), []
+    first, last = map(on_device, (hidden, readout))
+    inputs = torch.empty(2, size, len(hidden), device=DEVICE)
+    for _ in range(0, num_samples, size):
+        inputs.normal_()
+        inputs[1].mul_((1 - rho**2) ** 0.5).add_(inputs[0], alpha=rho)
+        left, right = (inputs @ first).relu_() @ last
+        products.append(left * right)
+    values = torch.cat(products)[:num_samples].double()
+    return values.mean().item(), values.std().item() / num_samples**0.5
 
 
 def synchronized(output: Any) -> Any:
     """Waits for the GPU, if there is one."""
-    if device().type == "cuda":
+    if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return output

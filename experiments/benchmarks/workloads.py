@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,8 @@ import numpy as np
 
 from hopfax.data import bucket_boundaries, bucketed, load_task
 from hopfax.data.batching import Bucket, Encoded
-from hopfax.nn import PRESETS, Encoder, Functional, robertha
+from hopfax.fixed_point import Gradient
+from hopfax.nn import PRESETS, Encoder, Functional, Params, robertha
 from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
@@ -33,65 +33,55 @@ ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS = 0.05, 2e-5, 60_000  # Table 15
 BETA = 15.0
 TRAINED_STEPS = 300  # for weights that differ from their initial values
 
-
-class Workload(NamedTuple):
-    """The same rows in length buckets and padded to 128."""
-
-    buckets: list[Bucket]
-    padded: Bucket
-
-
-class PaddedRows(NamedTuple):
-    """Token ids of some texts, and the mask of real tokens."""
-
-    ids: np.ndarray
-    mask: np.ndarray
+Texts = tuple[np.ndarray, np.ndarray]  # token ids, and the mask of real tokens
 
 
 @functools.lru_cache(maxsize=1)
-def workload(data_dir: str | None) -> Workload:
-    """Returns tokenized SST-2 of a folder of raw data sets, or synthetic rows with its lengths."""
-    if data_dir is None:
-        rows = _synthetic()
-    else:
+def sst2(data_dir: str | None) -> Encoded:
+    """Tokenized SST-2 of a folder of raw data sets, or synthetic rows with its lengths."""
+    if data_dir is not None:
         vocabulary = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
         options: dict[str, Any] = {"vocabulary": vocabulary, "max_length": MAX_LENGTH}
-        rows = load_task("sst2", data_dir=data_dir, **options).train
-    padded = bucketed(rows, boundaries=(MAX_LENGTH,))[0]
-    return Workload(bucketed(rows, boundaries=bucket_boundaries(rows.lengths)), padded)
-
-
-def _synthetic() -> Encoded:
-    with LENGTHS.open(newline="", encoding="utf-8") as stream:
-        counts = [(int(row["length"]), int(row["rows"])) for row in csv.DictReader(stream)]
+        return load_task("sst2", data_dir=data_dir, **options).train
     rng = np.random.default_rng(0)
-    lengths = rng.permutation(np.repeat(*np.transpose(counts))).astype(np.int32)
+    counts = np.loadtxt(LENGTHS, np.int32, delimiter=",", skiprows=1, unpack=True)
+    lengths = rng.permutation(np.repeat(*counts))
     ids = rng.integers(1000, VOCAB_SIZE, (lengths.size, lengths.max()), dtype=np.int32)
     ids *= np.arange(lengths.max()) < lengths[:, None]
     labels = rng.integers(0, 2, lengths.size, dtype=np.int32)
     return Encoded(ids[:, None], lengths[:, None], labels, np.arange(lengths.size, dtype=np.int32))
 
 
-def single_texts(bucket: Bucket, rows: Any = slice(None)) -> PaddedRows:
-    """Returns rows of a bucket of single texts."""
+def buckets(data_dir: str | None, count: int | None = None) -> list[Bucket]:
+    """The first rows, or all, in length buckets."""
+    rows = sst2(data_dir)
+    first = Encoded(*(part[:count] for part in rows))
+    return bucketed(first, boundaries=bucket_boundaries(rows.lengths))
+
+
+def padded(data_dir: str | None, length: int = MAX_LENGTH) -> Bucket:
+    """The rows of at most `length` tokens, padded to it."""
+    rows = sst2(data_dir)
+    fitting = Encoded(*(part[rows.lengths[:, 0] <= length] for part in rows))
+    return bucketed(fitting, boundaries=(length,))[0]
+
+
+def single_texts(bucket: Bucket, rows: Any = slice(None)) -> Texts:
+    """Rows of a bucket of single texts."""
     ids, lengths = bucket.ids[rows, 0], bucket.lengths[rows]
-    return PaddedRows(ids, np.arange(ids.shape[1]) < lengths)
+    return ids, np.arange(ids.shape[1]) < lengths
 
 
-def full_rows(
-    batch: int, tokens: int, *, words: tuple[int, int] = (1000, VOCAB_SIZE)
-) -> PaddedRows:
-    """Random tokens, ids from a range; no padding."""
-    ids = np.random.default_rng(0).integers(*words, (batch, tokens), dtype=np.int32)
-    return PaddedRows(ids, np.ones(ids.shape, bool))
+def full_texts(batch: int, tokens: int) -> Texts:
+    """Random words without padding."""
+    ids = np.random.default_rng(0).integers(2000, 28_000, (batch, tokens), dtype=np.int32)
+    return ids, np.ones(ids.shape, bool)
 
 
 def check_equal(outputs: Mapping[str, np.ndarray]) -> None:
-    """Checks that programs compute the same outputs.
+    """Checks that programs compute the same outputs (rows, outputs), up to a relative 0.001.
 
-    Outputs have shape (rows, outputs). The largest difference from the first program may be a
-    thousandth of its largest output. One row in a hundred may differ ten times as much, since
-    rounding can add an update to an iteration.
+    One row in a hundred may differ ten times as much: rounding can add an update to an iteration.
     """
     (first, expected), *others = outputs.items()
     for name, values in others:
@@ -99,95 +89,77 @@ def check_equal(outputs: Mapping[str, np.ndarray]) -> None:
         typical = errors[len(errors) - 1 - len(errors) // 100]
         # nan, which sorts last, fails these comparisons.
         if not (typical <= 1e-3 and errors[-1] <= 1e-2):
-            raise RuntimeError(
-                f"{name} and {first} must agree, got a relative error of {errors[-1]:.2g}"
-            )
+            raise RuntimeError(f"{name} and {first} must agree, got an error of {errors[-1]:.2g}")
 
 
-def model_of(size: str, **options: Any) -> Functional[Encoder]:
-    """Returns Robertha in a size of `SIZES`, with options of `robertha`."""
+def model_of(size: str, *, gradient: Gradient = "implicit", **options: Any) -> Functional[Encoder]:
+    """Robertha in a size of `SIZES`, with options of `robertha`."""
     sizes = dict(SIZES[size])
-    preset = dataclasses.replace(PRESETS["hopfax"], num_heads=sizes.pop("num_heads"))
+    heads = sizes.pop("num_heads")
+    preset = dataclasses.replace(PRESETS["hopfax"], num_heads=heads, gradient=gradient)
     return robertha(VOCAB_SIZE, 2, preset=preset, **sizes, **options)
 
 
 @functools.cache
-def fresh(size: str, tokens: int = MAX_LENGTH) -> Any:
-    """Initial parameters for texts of at most `tokens` tokens."""
-    return jax.jit(model_of(size, max_length=tokens).init)(jax.random.key(23))
+def fresh(size: str) -> Params:
+    """Initial parameters."""
+    return jax.jit(model_of(size).init)(jax.random.key(23))
 
 
 @functools.cache
-def trained(data_dir: str | None) -> Any:
+def trained(data_dir: str | None) -> Params:
     """Parameters of base Robertha after `TRAINED_STEPS` steps on all buckets."""
-    buckets = workload(data_dir).buckets
-    program = TrainSteps(buckets, learning_rate=2e-3)
+    weights, calls = zip(*mean_step(buckets(data_dir), 10, learning_rate=2e-3), strict=True)
     rng = np.random.default_rng(1)
-    for _ in range(TRAINED_STEPS // 10):
-        program.run(int(rng.choice(len(buckets), p=program.shares)), 10)
-    return jax.tree.map(lambda leaf: leaf[0], program.states.params)
+    picks = rng.choice(len(calls), TRAINED_STEPS // 10, p=10 * np.array(weights))
+    *_, states = (calls[pick]() for pick in picks)
+    return jax.tree.map(lambda leaf: leaf[0], states.params)
 
 
-class TrainSteps:
-    """Training state of some seeds, and compiled chunks of steps on each bucket.
+def mean_step(
+    buckets: Sequence[Bucket],
+    steps: int,
+    *,
+    size: str = "base",
+    model: Functional[Encoder] | None = None,
+    params: Params | None = None,
+    seeds: int = 1,
+    learning_rate: float = LEARNING_RATE,
+    esr_weight: float = ESR_WEIGHT,
+) -> list[tuple[float, Callable[[], Any]]]:
+    """The mean train step of an epoch: a call for each bucket, weighted by its share of the steps.
 
-    `params` are initial parameters of every seed (drawn if None), `esr` options of
-    `classification`, and `model` replaces Robertha.
+    A call trains on random rows and returns the states, which all calls share. `model` replaces
+    Robertha; `params` are the initial parameters of every seed, drawn if None.
     """
+    model = model or model_of(size)
+    optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
+    chunk = make_chunk(classification(model, esr_weight=esr_weight), optimizer)
+    keys, rng = seed_keys(range(seeds)), np.random.default_rng(0)
+    states = init_states(model, optimizer, range(seeds))
+    if params is not None:
+        stacked = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], seeds, axis=0), params)
+        states = states._replace(params=stacked)
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        *,
-        params: Mapping[str, Any] | None = None,
-        seeds: int = 1,
-        learning_rate: float = LEARNING_RATE,
-        size: str = "base",
-        model: Functional[Encoder] | None = None,
-        **esr: Any,
-    ):
-        model = model or model_of(size)
-        self.batch_size = BATCH_SIZES[size]
-        optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
-        objective = classification(model, **{"esr_weight": ESR_WEIGHT, **esr})
-        self._chunk = make_chunk(objective, optimizer)
-        self._rows = [
-            Batch(*map(jnp.asarray, (b.ids, b.lengths, b.labels, np.ones(len(b.labels), "f"))))
-            for b in buckets
-        ]
-        self._keys = seed_keys(range(seeds))
-        self._rng = np.random.default_rng(0)
-        counts = np.array([len(bucket.labels) for bucket in buckets])
-        self.shares = counts / counts.sum()  # share of an epoch's steps
-        self.states = init_states(model, optimizer, range(seeds))
-        if params is not None:
-            stacked = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], seeds, axis=0), params)
-            self.states = self.states._replace(params=stacked)
+    def run(rows: Batch) -> Any:
+        nonlocal states
+        shape = (steps, seeds, BATCH_SIZES[size])
+        picks = rng.integers(0, len(rows.labels), shape, dtype=np.int32)
+        states, _ = chunk(states, rows, picks, np.ones(shape, np.float32), keys)
+        return jax.block_until_ready(states)
 
-    def run(self, bucket: int, steps: int) -> None:
-        """Trains for some steps on random rows of one bucket."""
-        rows = self._rows[bucket]
-        shape = (steps, len(self._keys), self.batch_size)
-        picks = self._rng.integers(0, len(rows.labels), shape, dtype=np.int32)
-        weights = np.ones(shape, np.float32)
-        self.states, _ = self._chunk(self.states, rows, picks, weights, self._keys)
-        jax.block_until_ready(self.states)
-
-    def mean_step(self, steps: int) -> list[tuple[float, Callable[[], None]]]:
-        """The mean step of an epoch: buckets weighted by their share of its steps."""
-        return [
-            (share / steps, functools.partial(self.run, bucket, steps))
-            for bucket, share in enumerate(self.shares)
-        ]
+    batches = [
+        Batch(*map(jnp.asarray, (*bucket[:3], np.ones(len(bucket.labels), np.float32))))
+        for bucket in buckets
+    ]
+    total = steps * sum(len(rows.labels) for rows in batches)
+    return [(len(rows.labels) / total, functools.partial(run, rows)) for rows in batches]
 
 
-def hopfax_forward(
-    size: str, params: Any, rows: PaddedRows, *, tol: float, max_steps: int
-) -> Callable[[], np.ndarray]:
-    """Compiled logits of the rows."""
-    max_length = params["positions"]["embedding"].shape[0]
-    model = model_of(size, tol=tol, max_steps=max_steps, max_length=max_length)
-    program = compiled(lambda *inputs: model.apply(*inputs).logits, params, *rows)
+def forward(size: str, params: Params, texts: Texts, **stop: Any) -> Callable[[], np.ndarray]:
+    """Compiled logits of Robertha; `stop` is its `tol` and `max_steps`."""
+    model = model_of(size, **stop)
+    program = compiled(lambda *inputs: model.apply(*inputs).logits, params, *texts)
     return lambda: np.asarray(program())
 
 

@@ -18,121 +18,86 @@ from experiments.benchmarks import torch_peer as peer  # noqa: E402
 from experiments.benchmarks import workloads  # noqa: E402
 from experiments.benchmarks.cases import evaluation, retrieval, stability, train_step  # noqa: E402
 
-VOCAB, SIZES = 60, {"width": 16, "ff_width": 24, "max_length": 12}
-TEXTS, TOKENS = 5, 12
 # Tighter than the default: the two gradients meet where the queries have converged.
 TOL = 1e-5
+torch.set_num_threads(1)  # several would wait for each other longer than they compute
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several would wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def case():
-    """hopfax's loss, parts and gradient on some rows, and the peer with the same weights."""
+def test_losses_and_gradients_agree():
     details = dataclasses.replace(PRESETS["hopfax"], dropout=0.0)
-    model = robertha(VOCAB, 2, preset=details, tol=TOL, **SIZES)
-    params = model.init(jax.random.key(3))
+    model = robertha(60, 2, preset=details, tol=TOL, width=16, ff_width=24, max_length=12)
     # Wide enough weights that queries need a few steps to different attractors.
+    params = model.init(jax.random.key(3))
     params = jax.tree.map(lambda x: x * 6 if x.ndim == 2 else x, params)
     rng = np.random.default_rng(0)
-    ids, lengths = rng.integers(0, VOCAB, (TEXTS, TOKENS)), np.array([12, 3, 7, 5, 9])
-    labels = rng.integers(0, 2, TEXTS)
-    batch = Batch(
-        *map(jnp.asarray, (ids[:, None], lengths[:, None], labels, np.ones(TEXTS, np.float32)))
-    )
+    ids, lengths = rng.integers(0, 60, (5, 12)), np.array([12, 3, 7, 5, 9])
+    labels, weights = rng.integers(0, 2, 5), np.ones(5, np.float32)
+    batch = Batch(*map(jnp.asarray, (ids[:, None], lengths[:, None], labels, weights)))
     objective = jax.value_and_grad(classification(model, esr_weight=0.05), has_aux=True)
     (loss, parts), gradient = jax.jit(objective)(params, batch, jax.random.key(0))
-    weights = jax.tree.map(lambda leaf: leaf.requires_grad_(), peer.tensors(params))
-    twin = functools.partial(peer.robertha, weights, num_heads=2, tol=TOL)
-    rows = (
-        torch.from_numpy(ids),
-        torch.arange(TOKENS) < torch.from_numpy(lengths)[:, None],
-        torch.from_numpy(labels),
-    )
-    return loss, parts, gradient, twin, rows
-
-
-def test_losses_and_gradients_agree(case):
-    loss, parts, gradient, twin, rows = case
-    total, task, esr = peer.losses(twin, *rows)
+    assert parts.num_steps > 3
+    leaves = jax.tree.map(lambda leaf: leaf.requires_grad_(), peer.tensors(params))
+    twin = functools.partial(peer.robertha, leaves, num_heads=2, tol=TOL)
+    mask = np.arange(12) < lengths[:, None]
+    total, task = peer.losses(twin, *map(torch.from_numpy, (ids, mask, labels)))
     np.testing.assert_allclose(total.item(), loss, rtol=1e-5)
     np.testing.assert_allclose(task.item(), parts.task, rtol=1e-5)
-    np.testing.assert_allclose(esr.item(), parts.esr, rtol=1e-4)
-    assert parts.num_steps > 3
+    np.testing.assert_allclose((total - task).item() / 0.05, parts.esr, rtol=1e-3)
     total.backward()
     expected = peer.tensors(gradient)
     scale = max(float(leaf.abs().max()) for leaf in jax.tree.leaves(expected))
-    for leaf, wanted in zip(jax.tree.leaves(twin.args[0]), jax.tree.leaves(expected), strict=True):
+    for leaf, wanted in zip(jax.tree.leaves(leaves), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf.grad, wanted, rtol=1e-3, atol=1e-4 * scale)
-
-
-def test_padding_changes_nothing(case):
-    _, _, _, twin, (ids, mask, labels) = case
-    short = mask.sum(1).max() - 3
-    rows = mask.sum(1) <= short
-    expected = peer.losses(twin, ids[rows, :short], mask[rows, :short], labels[rows])
-    losses = peer.losses(twin, ids[rows], mask[rows], labels[rows])
-    torch.testing.assert_close(losses[0], expected[0], rtol=1e-5, atol=0)
 
 
 @pytest.fixture
 def tiny(monkeypatch):
+    """Three short texts for tiny models."""
     sizes = {"width": 16, "num_layers": 1, "ff_width": 24, "num_heads": 2}
-    for name in ("base", "large"):
-        monkeypatch.setitem(workloads.SIZES, name, sizes)
+    monkeypatch.setitem(workloads.SIZES, "base", sizes)
     ids = np.random.default_rng(0).integers(1000, 2000, (3, 1, 8), dtype=np.int32)
     lengths, labels = np.array([[8], [5], [6]], np.int32), np.array([0, 1, 0])
     bucket = Bucket(ids * (np.arange(8) < lengths[..., None]), lengths, labels, np.arange(3))
-    monkeypatch.setattr(train_step, "workload", lambda _: workloads.Workload([bucket], bucket))
+    monkeypatch.setattr(workloads, "padded", lambda _: bucket)
+    monkeypatch.setattr(workloads, "buckets", lambda _: [bucket])
     workloads.fresh.cache_clear()
     yield bucket
     workloads.fresh.cache_clear()
 
 
 def test_both_train(tiny, monkeypatch):
-    monkeypatch.setattr(train_step, "SEEDS", ())
     monkeypatch.setattr(workloads, "LEARNING_RATE", 30.0)  # warm-up takes 6000 steps
-    calls = train_step.programs(None, "base")
-    assert set(calls) == {"hopfax padded", "hopfax in buckets", "PyTorch"}
+    calls = train_step.programs(None, size="base", steps=2)
+    assert [*calls] == ["hopfax padded", "hopfax in buckets", "hopfax 5 seeds", "PyTorch"]
     for _, call in calls["hopfax padded"]:
         call()
-    ((_, run),) = calls["PyTorch"]
-    losses = [float(run.func.__self__.step(torch.arange(3))) for _ in range(20)]
-    run()
+    ((weight, run),) = calls["PyTorch"]
+    losses = run.func(20)
+    assert weight == 0.5 and len(losses) == 20
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_forward_passes_agree(tiny, monkeypatch):
+@pytest.mark.parametrize("rows", ["initial weights", "trained weights"])
+def test_forward_passes_agree(tiny, monkeypatch, rows):
     monkeypatch.setattr(evaluation, "MAX_LENGTH", 6)
-    calls = evaluation.programs(None, "base", "initial weights", 1e-4, 50)
-    assert list(calls) == ["hopfax", "PyTorch"]
-    rows, params = workloads.single_texts(tiny), workloads.fresh("base", 8)
-    stop = {"tol": 1e-4, "max_steps": 50}
-    ours = workloads.hopfax_forward("base", params, rows, **stop)()
-    theirs = peer.forward(peer.model_of("base", params, **stop), rows)()
-    workloads.check_equal({"hopfax": ours, "PyTorch": theirs})
+    monkeypatch.setattr(workloads, "trained", lambda _: workloads.fresh("base"))
+    calls = evaluation.programs(None, size="base", rows=rows, tol=1e-4, max_steps=50)
+    assert list(calls) == ["hopfax", "PyTorch"], "and their logits agree"
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(0, 5), (3, 17)])
 def test_retrievals_agree(steps, tokens):
-    inputs = retrieval.arrays(tokens=tokens, width=8, batch=2)
-    expected = retrieval.hopfax_call(inputs, max_steps=steps)()
+    inputs = retrieval.arrays(tokens, 8, 2)
+    expected = retrieval.retrieval(inputs, max_steps=steps)()
     for fused in (False, True):
         output = peer.retrieval(inputs, steps, fused=fused)()
         np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_of_retrievals_agree_where_queries_have_converged():
-    inputs = retrieval.arrays(tokens=5, width=8, batch=2)
+    inputs = retrieval.arrays(5, 8, 2)
     many = {"max_steps": 60, "gradient": True}
-    value, (keys, values) = retrieval.hopfax_call(inputs, **many)()
+    value, (keys, values) = retrieval.retrieval(inputs, **many)()
     expected, gradients = peer.retrieval(inputs, 60, True, fused=True)()
     np.testing.assert_allclose(expected, value, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(gradients[0], keys, rtol=2e-3, atol=1e-5)

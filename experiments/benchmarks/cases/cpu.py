@@ -5,63 +5,46 @@ models, and three seeds of small models, as in the default run of `robustness`.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import jax
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.workloads import MAX_LENGTH, VOCAB_SIZE, TrainSteps, workload
+from experiments.benchmarks.workloads import ESR_WEIGHT, MAX_LENGTH, VOCAB_SIZE, mean_step, padded
 from hopfax import cpu
-from hopfax.data import Encoded, bucketed
 from hopfax.nn import precision, robertha, tinybert
 
 SECONDS, STEPS = 90, 4
-# Builder, and options of the training steps.
-MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "TinyBERT": (tinybert, {"esr_weight": 0.0}),
-    "Robertha": (robertha, {}),
-}
-# Number of seeds, size of the vocabulary, options of the model.
-BASE: tuple[int, int, dict[str, int]] = (1, VOCAB_SIZE, {})
-SMALL = (3, 512, {"width": 64, "ff_width": 256, "max_length": 16})
-SETTINGS = {
-    f"{title}: {tokens} tokens": (title, tokens, *BASE)
-    for title in MODELS
-    for tokens in (32, MAX_LENGTH)
-} | {f"three seeds of small {title}: 16 tokens": (title, 16, *SMALL) for title in MODELS}
 LEFT_OUT: dict[str, Callable[..., Any]] = {
     "quick": lambda key: key,
     "by_groups": lambda fn, *arrays, **_: fn(*arrays),
     "flat_dot_general": jax.lax.dot_general,
 }
-RATIOS = {f"without {name} / with all": None for name in LEFT_OUT}
+RATIOS = {f"without {name} / with all": "" for name in LEFT_OUT}
+MODELS: dict[str, Any] = {"TinyBERT": tinybert, "Robertha": robertha}
+SMALL = {"vocab_size": 512, "width": 64, "ff_width": 256, "max_length": 16}
 
 
 def programs(
-    data_dir: str | None,
-    title: str,
-    tokens: int,
-    seeds: int,
-    vocab_size: int,
-    options: Mapping[str, Any],
+    data_dir: str | None, *, name: str, tokens: int, seeds: int = 1, **sizes: int
 ) -> dict[str, Program]:
     """Train steps with all optimizations, and with all but one."""
-    padded = workload(data_dir).padded
-    ids, lengths = padded.ids[..., :tokens] % vocab_size, padded.lengths.clip(max=tokens)
-    buckets = bucketed(Encoded(ids, lengths, *padded[2:]), boundaries=(tokens,))
-    build, training = MODELS[title]
+    sizes = {"vocab_size": VOCAB_SIZE, "num_outputs": 2, **sizes}
+    options: Any = {"seeds": seeds, "esr_weight": ESR_WEIGHT if name == "Robertha" else 0.0}
+    bucket = padded(data_dir, tokens)
+    bucket = bucket._replace(ids=bucket.ids % sizes["vocab_size"])
     calls: dict[str, Program] = {}
-    for name in (None, *LEFT_OUT):
+    for left_out in (None, *LEFT_OUT):
         with ExitStack() as stack:
-            if name:
-                leave_out(name, stack)
-            model = build(vocab_size, 2, **options)
-            program = TrainSteps(buckets, model=model, seeds=seeds, **training).mean_step(STEPS)
+            if left_out:
+                leave_out(left_out, stack)
+            program = mean_step([bucket], STEPS, model=MODELS[name](**sizes), **options)
             program[0][1]()  # compiles
-            calls[f"without {name}" if name else "with all"] = program
+        calls[f"without {left_out}" if left_out else "with all"] = program
     return calls
 
 
@@ -73,3 +56,15 @@ def leave_out(name: str, stack: ExitStack) -> None:
             stack.enter_context(mock.patch.object(module, name, plain))
     if name == "flat_dot_general":  # a default of the linear layers
         stack.enter_context(mock.patch.dict(precision.linear.keywords, dot_general=plain))
+
+
+SETTINGS = {
+    f"{name}: {tokens} tokens": partial(programs, name=name, tokens=tokens)
+    for name in MODELS
+    for tokens in (32, MAX_LENGTH)
+} | {
+    f"three seeds of small {name}: 16 tokens": partial(
+        programs, name=name, tokens=16, seeds=3, **SMALL
+    )
+    for name in MODELS
+}

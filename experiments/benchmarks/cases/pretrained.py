@@ -5,11 +5,10 @@ weights are the same in both, and outputs must agree. Fine-tuning steps have 32 
 lengths, padded to 64 tokens, or to the lengths of buckets. Influence: the mean gradient norm of
 each token, one compiled call against a loop over texts. "with memory": token embeddings are first
 retrieved from the vocabulary. Loading ends when every weight is in RAM; PyTorch's loader is
-safetensors'. Peak memory: that of a fresh process, including mapped pages of the file (Linux only).
+safetensors', which maps the file into memory until it is read.
 """
 
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks import workloads
-from experiments.benchmarks.cases.memory import peak_bytes
 from experiments.benchmarks.harness import Program, torch_peer
-from experiments.benchmarks.workloads import TrainSteps, check_equal, compiled
+from experiments.benchmarks.workloads import check_equal, compiled, mean_step
 from hopfax import nn, stability
-from hopfax.data.batching import Bucket
 
 SECONDS = 60
 RATIOS = {
@@ -31,9 +28,7 @@ RATIOS = {
     "PyTorch / hopfax in buckets": "≥ 2 (CPU)",
     "PyTorch loop / hopfax": "≥ 2 (CPU)",
     "hopfax with memory / hopfax": "≤ 2.2",
-    "PyTorch loader / hopfax": None,
-    "peak memory / weights": "≤ 1.3",
-    "PyTorch loader's peak memory / weights": None,
+    "PyTorch loader / hopfax": "",
 }
 TEXTS, TOKENS, LONGEST = 16, 256, 64
 
@@ -45,52 +40,48 @@ def folder() -> Path:
     return Path(path)
 
 
-def texts() -> workloads.PaddedRows:
-    """Texts of whole words, without padding."""
-    return workloads.full_rows(TEXTS, TOKENS, words=(2000, 28000))
+def classifier() -> tuple[nn.Functional[Any], nn.Params]:
+    """The encoder with a classification head, and its parameters."""
+    model = nn.text_classifier(nn.load_pretrained(folder()), 2)
+    return model, model.init(jax.random.key(0))
 
 
 def forward(data_dir: str | None) -> dict[str, Program]:
     """Logits of 16 texts of 256 tokens, all of them real."""
-    classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
-    params, rows = classifier.init(jax.random.key(0)), texts()
+    (model, params), texts = classifier(), workloads.full_texts(TEXTS, TOKENS)
+    remembering = nn.with_memory(model)
+    memory = remembering.init(jax.random.key(0))["memory"]
 
     def logits(model: Any, params: Any) -> Any:
-        return compiled(lambda *rows: model.apply(params, *rows).logits, *rows)
+        return compiled(lambda *texts: model.apply(params, *texts).logits, *texts)
 
-    remembering = nn.with_memory(classifier)
-    memory = remembering.init(jax.random.key(0))["memory"]
     calls: dict[str, Any] = {
-        "hopfax": logits(classifier, params),
+        "hopfax": logits(model, params),
         "hopfax with memory": logits(remembering, {**params, "memory": memory}),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward(partial(peer.bert, peer.tensors(params)), rows)
+        calls["PyTorch"] = peer.forward(partial(peer.bert, peer.tensors(params)), texts)
     check_equal({name: np.asarray(call()) for name, call in calls.items()})
     return calls
 
 
 def fine_tuning(data_dir: str | None) -> dict[str, Program]:
     """Steps of 32 rows, mean pooling, dropout 0.1."""
-    classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
-    params, rows = classifier.init(jax.random.key(0)), workloads.workload(data_dir)
-    fitting = [bucket for bucket in rows.buckets if bucket.ids.shape[-1] <= LONGEST]
-    padded = padded_to(rows.padded, LONGEST)
-    step: Any = partial(TrainSteps, params=params, model=classifier, esr_weight=0.0)
-    calls: dict[str, Program] = {
-        "hopfax": step([padded]).mean_step(1),
-        "hopfax in buckets": step(fitting).mean_step(1),
-    }
+    model, params = classifier()
+    buckets = [each for each in workloads.buckets(data_dir) if each.ids.shape[-1] <= LONGEST]
+    padded = workloads.padded(data_dir, LONGEST)
+    step = partial(mean_step, steps=1, params=params, model=model, esr_weight=0.0)
+    calls: dict[str, Program] = {"hopfax": step([padded]), "hopfax in buckets": step(buckets)}
     if peer := torch_peer():
-        model = partial(peer.bert, peer.tensors(params), dropout=0.1)
-        calls["PyTorch"] = partial(peer.TrainSteps(model, padded).run, 1)
+        twin = partial(peer.bert, peer.tensors(params), dropout=0.1)
+        calls["PyTorch"] = partial(peer.train_steps(twin, padded), 1)
     return calls
 
 
 def influence(data_dir: str | None) -> dict[str, Program]:
     """Influence of each token on the sum of a text's mean state."""
     model = nn.load_pretrained(folder())
-    embeddings = np.asarray(model.embed(texts().ids))
+    embeddings = np.asarray(model.embed(workloads.full_texts(TEXTS, TOKENS)[0]))
     mask = jnp.ones((1, TOKENS), bool)
 
     def output(text: jax.Array) -> jax.Array:
@@ -101,50 +92,28 @@ def influence(data_dir: str | None) -> dict[str, Program]:
 
     calls: dict[str, Any] = {"hopfax": compiled(influences, embeddings)}
     if peer := torch_peer():
-        params = nn.text_classifier(model, 2).init(jax.random.key(0))
-        calls["PyTorch loop"] = peer.influence_bert(params, embeddings)
+        calls["PyTorch loop"] = peer.influence_bert(classifier()[1], embeddings)
     check_equal({name: np.asarray(call())[None] for name, call in calls.items()})
     return calls
 
 
-def loading(data_dir: str | None) -> dict[str, Program | float]:
-    """Every weight read from the folder's file, and the peak memory over the file's size."""
-    path, weights = folder(), folder() / "model.safetensors"
-    calls: dict[str, Any] = {
+def loading(data_dir: str | None) -> dict[str, Program]:
+    """Every weight read from the folder's file."""
+    path = folder()
+    calls: dict[str, Program] = {
         "hopfax": lambda: jax.block_until_ready(nn.load_pretrained(path).params)
     }
-    peaks = {
-        "peak memory / weights": (
-            "import jax; from hopfax import nn; jax.numpy.zeros(1).block_until_ready()",
-            f"jax.block_until_ready(nn.load_pretrained({str(path)!r}).params)",
-        )
-    }
-    if peer := torch_peer():
-        calls["PyTorch loader"] = partial(peer.load, weights)
-        peaks["PyTorch loader's peak memory / weights"] = (
-            "import safetensors.torch; from experiments.benchmarks import torch_peer",
-            f"torch_peer.load({str(weights)!r})",
-        )
-    if sys.platform.startswith("linux"):
-        size = weights.stat().st_size
-        calls |= {name: peak_bytes(*lines) / size for name, lines in peaks.items()}
+    if torch_peer():
+        from safetensors.torch import load_file
+
+        weights = path / "model.safetensors"
+        calls["PyTorch loader"] = lambda: [x.sum().item() for x in load_file(weights).values()]
     return calls
 
 
 SETTINGS = {
-    "forward: 16 texts": (forward,),
-    "fine-tuning: 32 rows": (fine_tuning,),
-    "influence: 16 texts": (influence,),
-    "loading: all weights": (loading,),
+    "forward: 16 texts": forward,
+    "fine-tuning: 32 rows": fine_tuning,
+    "influence: 16 texts": influence,
+    "loading: all weights": loading,
 }
-
-
-def programs(data_dir: str | None, make: Any) -> dict[str, Program]:
-    """Programs of one setting."""
-    return make(data_dir)
-
-
-def padded_to(rows: Bucket, length: int) -> Bucket:
-    """The rows that fit, with less padding."""
-    fitting = Bucket(*(part[rows.lengths[:, 0] <= length] for part in rows))
-    return fitting._replace(ids=fitting.ids[..., :length])
