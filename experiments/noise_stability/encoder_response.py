@@ -1,4 +1,4 @@
-"""What noise does to a classifier of texts: how it responds, and the numbers made of that."""
+"""How a classifier of texts responds to noise on its embeddings, as rows of results.csv."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
 from hopfax.nn import Encoder, Functional, Params
-from hopfax.stability import LevelWeights, bonami_beckner_pair, gaussian_pair, level_weights
+from hopfax.stability import LevelWeights, gaussian_pair, level_weights
 
 RHOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 DEGREE = 4  # Hermite levels reported separately
@@ -20,32 +20,26 @@ Row = dict[str, Any]  # of results.csv, without the columns of the model
 
 
 class Network(NamedTuple):
-    """A classifier in two compiled stages, as functions of its parameters."""
+    """A classifier in two stages, as functions of its parameters."""
 
     embed: Callable[[Any, Array], Float[Array, "rows choices tokens width"]]  # of ids
     respond: Callable[[Any, Array, Array], Float[Array, "rows classes"]]  # of embeddings and mask
 
 
 class Texts(NamedTuple):
-    """Rows of one padded length; `index` is their number in the split, which keys their noise."""
+    """Rows of one padded length, or one; `index` is their number, which keys their noise."""
 
-    ids: Int[Array, "rows choices tokens"]
-    mask: Bool[Array, "rows choices tokens"]
-    index: Int[Array, " rows"]
+    ids: Int[Array, "*rows choices tokens"]
+    mask: Bool[Array, "*rows choices tokens"]
+    index: Int[Array, "*rows"]
 
 
 class Response(NamedTuple):
-    """What noise does to the class probabilities p of each text x, at each of `RHOS`.
+    """What noise Z on a text's embeddings does to its class probabilities p, which become f(Z)."""
 
-    Y is a copy of x under token noise; f has the probabilities under noise Z on the embeddings.
-    """
-
-    token_products: Float[Array, "rows draws rhos"]  # <p(x), p(Y)>
-    same_class: Float[Array, "rows draws rhos"]  # whether Y's class is x's, 0 or 1
-    products: Float[Array, "rows draws rhos"]  # <f(Z), f(Z')>
-    changes: Float[Array, "rows draws rhos"]  # of f - p: what is constant drowns what varies
-    mean: Float[Array, "rows classes"]  # E f
-    power: Float[Array, "rows 2"]  # squared norms: of the embeddings, and of noise on average
+    changes: Float[Array, "draws rhos"]  # <f(Z) - p, f(Z') - p> at each of `RHOS`
+    mean: Float[Array, " classes"]  # E f
+    power: Float[Array, "2"]  # squared norms: of the embeddings, and of noise on average
 
 
 def network_of(model: Functional[Encoder]) -> Network:
@@ -65,44 +59,33 @@ def network_of(model: Functional[Encoder]) -> Network:
         hidden = encoder(embeddings.reshape(-1, tokens, width), real, method="encode").hidden
         return jax.nn.softmax(encoder(hidden, real, method="classify").reshape(rows, -1))
 
-    return Network(jax.jit(embed), jax.jit(respond))
+    return Network(embed, respond)
 
 
 def response(
-    network: Network, params: Any, texts: Texts, key: PRNGKeyArray, token_key: PRNGKeyArray, *,
-    num_tokens: int, special: tuple[int, ...], snr_db: float, draws: int,
-) -> Response:  # fmt: skip
-    """Compares each text with noisy copies, and noise Z on its embeddings with Z' for each rho."""
-    kept = ~texts.mask | jnp.isin(texts.ids, jnp.array(special))
-    embeddings = network.embed(params, texts.ids)
-    scale = noise_scale(embeddings, texts.mask, snr_db)
-    samples = []
-    for draw in range(draws):
-        ids = _noisy_ids(texts.ids, kept, texts.index, token_key, draw, num_tokens)
-        copies = jnp.stack([network.embed(params, each) for each in ids])
-        noise = _noise(scale, texts.index, key, draw, embeddings.shape[1:])
-        families = (copies, embeddings + noise)
-        responses = (_respond(network, params, each, texts.mask) for each in families)
-        samples.append(_compare(*responses, noise))
-    *products, means, powers = (jnp.stack(each, 1) for each in zip(*samples, strict=True))
-    signal = _power(jnp.where(texts.mask[..., None], embeddings, 0))
-    power = jnp.stack([signal, jnp.mean(powers, axis=1)], axis=-1)
-    return Response._make([*products, jnp.mean(means, axis=1), power])
+    network: Network, params: Any, text: Texts, key: PRNGKeyArray, *, snr_db: float, draws: int
+) -> Response:
+    """Compares noise Z on a text's embeddings with its partner Z' at each of `RHOS`."""
+    (embeddings,) = network.embed(params, text.ids[None])
+    (clean,) = network.respond(params, embeddings[None], text.mask[None])
+    scale = noise_scale(embeddings, text.mask, snr_db)
+    masks = jnp.broadcast_to(text.mask, (len(RHOS), *text.mask.shape))
 
+    def of_draw(draw: Array) -> tuple[Array, ...]:
+        own = jax.random.fold_in(jax.random.fold_in(key, text.index), draw)
+        pair = partial(gaussian_pair, own, embeddings.shape)
+        first, others = jax.vmap(lambda rho: pair(rho=rho), out_axes=(None, 0))(
+            jnp.array(RHOS[:-1])
+        )
+        noise = scale * jnp.concatenate([others, first[None]])
+        noisy = network.respond(params, embeddings + noise, masks)
+        changes = noisy - clean  # what is constant drowns what varies
+        products = jnp.sum(changes * changes[-1], axis=-1)
+        return products, jnp.mean(noisy, axis=0), jnp.sum(jnp.square(noise)) / len(noise)
 
-@jax.jit
-def _compare(copies: Array, noisy: Array, noise: Array) -> tuple[Array, ...]:
-    """Fields of one draw; of both `(rhos, rows, classes)` the last is the partner at rho = 1."""
-    clean = copies[-1]
-    same = jnp.argmax(copies, axis=-1) == jnp.argmax(clean, axis=-1)
-    return (
-        _products(copies),
-        same.T.astype(float),
-        _products(noisy),
-        _products(noisy - clean),
-        jnp.mean(noisy, axis=0),
-        jnp.mean(_power(noise), axis=0),
-    )
+    products, means, powers = jax.lax.map(of_draw, jnp.arange(draws))
+    signal = jnp.sum(jnp.square(embeddings), where=text.mask[..., None])
+    return Response(products, jnp.mean(means, axis=0), jnp.stack([signal, jnp.mean(powers)]))
 
 
 def level_meter(
@@ -117,112 +100,44 @@ def level_meter(
     @jax.jit
     def measure(params: Any, center: Array) -> LevelWeights:
         embeddings = network.embed(params, texts.ids)
-        scale = noise_scale(embeddings, texts.mask, snr_db)
+        scale = jax.vmap(partial(noise_scale, snr_db=snr_db))(embeddings, texts.mask)
 
         def change(z: Array) -> Array:
             probabilities = network.respond(params, embeddings + scale * z, texts.mask)
             return (probabilities - center) / len(probabilities) ** 0.5
 
-        return level_weights(
-            change, key, shape=embeddings.shape, num_samples=num_samples, degree=DEGREE,
-            batch_size=1,
-        )  # fmt: skip
+        sizes: Any = {"num_samples": num_samples, "degree": DEGREE, "batch_size": 1}
+        return level_weights(change, key, shape=embeddings.shape, **sizes)
 
     return measure
 
 
-@jax.jit
-def noise_scale(embeddings: Array, mask: Array, snr_db: float | Array) -> Array:
-    """Deviation of each token's noise, `(rows, choices, tokens, 1)`: one a text, 0 at padding."""
-    sigma = jax.vmap(jax.vmap(partial(hopfield.matched_sigma, snr_db=snr_db)))
-    return jnp.where(mask, sigma(embeddings, mask=mask)[..., None], 0)[..., None]
+def noise_scale(embeddings: Array, mask: Array, snr_db: float) -> Array:
+    """Deviation of the noise on each token of a text, `(choices, tokens, 1)`, 0 at padding."""
+    sigma = jax.vmap(partial(hopfield.matched_sigma, snr_db=snr_db))(embeddings, mask=mask)
+    return jnp.where(mask, sigma[:, None], 0)[..., None]
 
 
-@partial(jax.jit, static_argnums=4)
-def _noise(scale: Array, index: Array, key: Array, draw: int, shape: tuple[int, ...]) -> Array:
-    """Z and its partners at each rho < 1, `(rhos, rows, choices, tokens, width)`, scaled."""
-
-    def of_row(row: Array) -> Array:
-        own = jax.random.fold_in(jax.random.fold_in(key, row), draw)
-        pairs = jax.vmap(lambda rho: gaussian_pair(own, shape, rho=rho), out_axes=(None, 0))
-        first, others = pairs(jnp.array(RHOS[:-1]))
-        return jnp.concatenate([others, first[None]])
-
-    return scale * jax.vmap(of_row, out_axes=1)(index)
-
-
-@partial(jax.jit, static_argnums=5)
-def _noisy_ids(
-    ids: Array, kept: Array, index: Array, key: Array, draw: int, num_tokens: int
-) -> Array:
-    """A copy of every text for each of `RHOS`, `(rhos, rows, choices, tokens)`."""
-
-    def copy(rho: Array, row: Array, ids: Array, kept: Array) -> Array:
-        own = jax.random.fold_in(jax.random.fold_in(key, row), draw)
-        _, noisy = bonami_beckner_pair(own, ids, rho=rho, num_tokens=num_tokens)
-        return jnp.where(kept, ids, noisy)
-
-    rows = jax.vmap(copy, in_axes=(None, 0, 0, 0))
-    return jax.vmap(rows, in_axes=(0, None, None, None))(jnp.array(RHOS), index, ids, kept)
-
-
-def _respond(network: Network, params: Any, families: Array, mask: Array) -> Array:
-    """Probabilities `(rhos, rows, classes)`, by one call: that is one program to compile."""
-    flat = families.reshape(-1, *families.shape[2:])
-    tiled = jnp.tile(mask, (len(families), 1, 1))
-    return network.respond(params, flat, tiled).reshape(*families.shape[:2], -1)
-
-
-def _products(values: Float[Array, "rhos rows classes"]) -> Float[Array, "rows rhos"]:
-    return jnp.sum(values[-1] * values, axis=-1).T
-
-
-def _power(x: Float[Array, "... choices tokens width"]) -> Float[Array, "..."]:
-    return jnp.sum(jnp.square(x), axis=(-3, -2, -1))
-
-
-def gaussian_rows(measured: Response) -> list[Row]:
-    """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centered."""
+def correlation_rows(measured: Response) -> list[Row]:
+    """Correlation of the outputs at each of `RHOS`: their covariance over the variance."""
     # Differences from rho = 0: what is constant in the noise drops out of them.
     centered = measured.changes - measured.changes[..., :1]
-    rows = _stability(measured.products)
-    rows += _curve("correlation", centered, centered[..., -1:])
-    rows += [row | {"level": None} for row in _curve("variance", centered[..., -1:])]
+    columns = RHOS, *ratio(centered, centered[..., -1:])
     signal, noise = np.sum(measured.power, axis=0)
-    shared = {"corruption": "gaussian", "snr_db": float(10 * np.log10(signal / noise))}
-    return [row | shared for row in rows]
-
-
-def token_rows(measured: Response) -> list[Row]:
-    """Stability under token noise, plain and normalized, and how often the class stays."""
-    rows = [*_stability(measured.token_products), *_curve("same class", measured.same_class)]
-    return [row | {"corruption": "tokens"} for row in rows]
-
-
-def _stability(products: Array) -> list[Row]:
-    normalized = _curve("normalized stability", products, products[..., -1:])
-    return [*_curve("stability", products), *normalized]
+    shared = {"metric": "correlation", "corruption": "gaussian", "num_examples": len(centered)}
+    shared |= {"snr_db": float(10 * np.log10(signal / noise))}
+    names = ("level", "score", "standard_error", "noise_error")
+    return [shared | dict(zip(names, point, strict=True)) for point in zip(*columns, strict=True)]
 
 
 def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Row]:
-    """Weights of the levels 1, 2, ..., and of those above, also as shares of the variance."""
-    parts = zip(measured[:3], measured.tail, strict=True)
-    weights = np.array([np.append(part[1:], above) for part, above in parts])
-    shares = np.asarray(measured.shares)
-    shared = {"corruption": "gaussian", "num_examples": num_texts, "snr_db": snr_db}
+    """Shares of the variance at the levels 1, 2, ..., and above those, with 95 % intervals."""
+    shared = {"metric": "level share", "corruption": "gaussian", "num_examples": num_texts}
+    shared["snr_db"] = snr_db
     return [
-        shared | {"metric": metric, "level": float(level), "score": value, "low": low, "high": high}
-        for metric, ends in (("level weight", weights), ("level share", shares))
-        for level, (value, low, high) in enumerate(ends.T.tolist(), 1)
+        shared | {"level": float(level), "score": share, "low": low, "high": high}
+        for level, (share, low, high) in enumerate(np.asarray(measured.shares).T.tolist(), 1)
     ]
-
-
-def _curve(metric: str, numerator: Any, denominator: Any = None) -> list[Row]:
-    denominator = np.ones_like(numerator[..., :1]) if denominator is None else denominator
-    names = ("level", "score", "standard_error", "noise_error")
-    columns = (RHOS, *(part.tolist() for part in ratio(numerator, denominator)))
-    shared = {"metric": metric, "num_examples": len(numerator)}
-    return [shared | dict(zip(names, point, strict=True)) for point in zip(*columns, strict=False)]
 
 
 def ratio(numerator: Any, denominator: Any) -> tuple[np.ndarray, ...]:

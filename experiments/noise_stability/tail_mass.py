@@ -58,13 +58,11 @@ from hopfax.stability import walsh_weights
 REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
 PAPER_DEGREE = 15  # of Table 1
 DEGREES = (2, 4)  # of the few tokens whose weights are exact
-RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
-FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
+RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)
 PAIRS = 2  # pairs of bits flipped together, a draw
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
 D = "D"
-HEADS = (TAIL, MARKOV, LEMMA, D)
-# Estimate -> the factor of W^k in its sum over k.
+# Metric -> the factor of W^k in its sum over k.
 SUMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "variance": lambda k: k > 0,
     "second moment": lambda k: k >= 0,
@@ -129,12 +127,16 @@ def run(config: Config) -> Path:
             f"--num-tokens must leave room for {len(start) + len(end)} special tokens in the "
             f"model's {model.max_length} positions, got {budget.num_tokens}"
         )
-    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
-    sizes = budget.num_long, budget.num_tokens
-    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
+    sizes, file = (budget.num_long, budget.num_tokens), "wikitext-2/wiki.test.tokens"
+    kinds = influence.texts(config.pretrained, *sizes, text_file=str(Path(config.data_dir) / file))
     others = influence.texts(config.pretrained, budget.num_texts, budget.num_bits)
-    sentences = sentences_of(config, budget), others[influence.UNIFORM]
-    passages = kinds[influence.TEXT], kinds[influence.UNIFORM]
+    settings: dict[str, tuple[Texts, Any]] = {
+        "exact": ((sentences_of(config, budget), others[influence.UNIFORM]), exact),
+        "Monte Carlo": (
+            (kinds[influence.TEXT], kinds[influence.UNIFORM]),
+            partial(monte_carlo, num_draws=budget.num_draws),
+        ),
+    }
     if config.run:
         of_seeds = predict.load(predict.Config(run=config.run, model=config.model, texts=()))
         classifier = next(iter(of_seeds.values()))
@@ -147,10 +149,6 @@ def run(config: Config) -> Path:
         output, random = embedding(model), influence.random_weights(model, 0)
         every_weights = {"trained": model.params, "random": random}
     agree = partial(agreement, output, (start, end))
-    settings: dict[str, tuple[Texts, Any]] = {
-        "exact": (sentences, exact),
-        "Monte Carlo": (passages, partial(monte_carlo, num_draws=budget.num_draws)),
-    }
 
     def measure(weights: str, setting: str, on_progress: Any) -> dict[str, Any]:
         texts, measured = settings[setting]
@@ -307,35 +305,32 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
         wide = rows.fillna({"level": 0.0}).pivot(
             index="seed", columns=["metric", "level"], values="score"
         )
+        degrees, where, levels = (PAPER_DEGREE,), "Monte Carlo", None
         if setting == "exact":
-            levels = wide["weight"].sort_index(axis=1).to_numpy()
-            k = np.arange(levels.shape[1])
-            sums = {name: levels @ factor(k) for name, factor in SUMS.items()}
-            distances = {rho: levels @ (1 - rho**k) for rho in FINE}
-            tails, where = {t: levels @ (k >= t) for t in DEGREES}, f"{k[-1]} tokens"
-        else:
-            sums = {name: wide[name, 0.0].to_numpy() for name in SUMS}
-            distances = {rho: wide["distance", rho].to_numpy() for rho in RHOS}
-            tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
-        variance, influences = sums["variance"], sums["influence"]
-        for degree, tail in tails.items():
-            shared = {"panel": f"{where}, T = {degree}", "degree": degree, "weights": weights}
-            each: dict[tuple[str, float], tuple[Any, Any]] = {
-                (MARKOV, 1.0): (influences / degree, variance),
-                (D, 1.0): (influences + sums["pairs"], influences),
-                ("variance", 1.0): (variance, sums["second moment"]),
+            levels = wide["weight"].sort_index(axis=1)
+            k = levels.columns.to_numpy()
+            sums = {(name, 0.0): levels @ factor(k) for name, factor in SUMS.items()}
+            wide = sums | {("distance", rho): levels @ (1 - rho**k) for rho in RHOS}
+            degrees, where = DEGREES, f"{k[-1]:g} tokens"
+        variance, moment, slope, pairs = (wide[name, 0.0] for name in SUMS)
+        for degree in degrees:
+            each = {
+                (MARKOV, 1.0): (slope / degree, variance),
+                (D, 1.0): (slope + pairs, slope),
+                ("variance", 1.0): (variance, moment),
             }
-            if tail is not None:
-                each[TAIL, 1.0] = tail, variance
-            for rho, distance in distances.items():
-                each[LEMMA, rho] = distance / (1 - rho**degree), variance
-            for (quantity, rho), (over, under) in each.items():
-                scores = {"seed": np.arange(len(over)), "score": ratios(over, under)}
-                parts.append(pd.DataFrame(scores).assign(**shared, quantity=quantity, rho=rho))
+            if levels is not None:
+                each[TAIL, 1.0] = levels.loc[:, degree:].sum(axis=1), variance
+            for rho in RHOS:
+                each[LEMMA, rho] = wide["distance", rho] / (1 - rho**degree), variance
+            shared = {"panel": f"{where}, T = {degree}", "degree": degree, "weights": weights}
+            for (quantity, rho), pair in each.items():
+                scores = ratios(*pair).rename("score").reset_index()
+                parts.append(scores.assign(**shared, quantity=quantity, rho=rho))
     return tidy.summarize(pd.concat(parts))
 
 
-def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+def ratios(over: pd.Series, under: pd.Series) -> pd.Series:
     """Returns the jackknife's values of a ratio of sums over texts.
 
     Their mean and its interval are those of the ratio, without its bias of order 1/texts.
@@ -347,22 +342,19 @@ def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
 
 def page(folder: Path) -> report.Page:
     """The page of a run."""
-    table = bounds(tidy.read(folder))
-    lines = []
-    for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
-        lemma = rows[rows.quantity == LEMMA]
-        best: Any = lemma.sort_values("mean").iloc[0]
-        cells = {row.quantity: report.bracketed(row, digits=2) for _, row in rows.iterrows()}
-        cells[LEMMA] = f"{report.bracketed(best, digits=2)} at ρ = {best.rho:g}"
-        lines.append([f"{panel}, {weights}", *(cells.get(head, "–") for head in HEADS)])
-    curves = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
-    is_curve, by = curves.quantity == LEMMA, ["panel", "weights"]
-    flat = curves[~is_curve].drop(columns="rho").merge(curves[is_curve][[*by, "rho"]], on=by)
+    means = bounds(tidy.read(folder))
+    by = ["panel", "weights"]
+    lemma, others = (means[(means.quantity == LEMMA) == each] for each in (True, False))
+    best = lemma.loc[lemma.groupby(by, sort=False)["mean"].idxmin()]
+    shown = pd.concat([others[others.quantity != "variance"], best])
+    lines = shown.panel + ", " + shown.weights
+    caption = "Shares of the variance at the best ρ, and D"
+    flat = others[others.quantity.isin([TAIL, MARKOV])].drop(columns="rho")
     picture = report.facets(
-        "Weight of degree T, and two bounds", pd.concat([flat, curves[is_curve]]), x="rho",
-        hue="quantity", col="panel", row="weights", xlabel="ρ", ylabel="share of the variance",
-        least_range=0.1,
+        "Weight of degree T, and two bounds",
+        pd.concat([flat.merge(lemma[[*by, "rho"]], on=by), lemma]), x="rho", hue="quantity",
+        col="panel", row="weights", xlabel="ρ", ylabel="share of the variance", least_range=0.1,
     )  # fmt: skip
-    table = report.Table(["", *HEADS], lines, "Shares of the variance, and D")
+    table = influence.table(shown, lines, shown.quantity, caption)
     title = "Bounds on the weight of high degree"
     return report.Page(title, pictures={"tail_mass": picture}, tables=[table])

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.noise_stability import layers
-from hopfax.stability import gaussian_pair, level_weights, noise_stability, theory
+from hopfax.stability import gaussian_pair, noise_stability, theory
 
 RHOS = (-0.9, -0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
 START = 0.5  # correlation of deep networks' inputs
@@ -23,7 +23,6 @@ MAP_TOKENS, MAP_RHO = 12, 0.01
 PROCESSES = ((0.0, 1.0, 1.0), (1.0, 1.0, 0.5), (-1.0, 2.0, 1.5))  # μ, σ, α
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the inputs' entries
 BOUND_TOKENS, BOUND_WIDTH = 4, 2
-INPUTS = 10  # of the trained network
 UNITS = {
     "ReLU": jax.nn.relu,
     "GELU": jax.nn.gelu,
@@ -37,7 +36,6 @@ TRANSFORMERS = {
     "Eq. 8, γ = 0.5": (True, 0.5),
     "with s(ρ), γ = 1": (False, 1.0),
 }
-REPEATS = 4  # independent estimates of a variance, for its error
 
 Tables = list[pd.DataFrame]
 
@@ -49,10 +47,7 @@ class Budget(NamedTuple):
     networks: int  # random networks
     width: int  # of these networks and of attention
     depth: int
-    steps: int  # of training the trained network
     tokens: tuple[int, ...] = (4, 16)  # of unstructured attention; all else has the last one
-    arc_points: tuple[int, ...] = (4, 8)  # of arcs, which are compared with pairs
-    functions: int = 3  # that they are compared on
 
 
 def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: Any) -> pd.DataFrame:
@@ -116,7 +111,7 @@ def transformers(key: jax.Array, budget: Budget) -> Tables:
     """Stability by depth in random transformers, with Eq. 8 and with s(ρ) in it (Figure 10).
 
     As in Appendix H: W_Q W_K = I, columns of W_V of norm γ, no residuals. Unstructured scores are
-    compared with hopfax's variant of Eq. 8. The correlations are of the same networks.
+    compared with hopfax's variant of Eq. 8.
     """
     tokens, tables = budget.tokens[-1], []
     # A pair gives one product for each token and output.
@@ -130,7 +125,6 @@ def transformers(key: jax.Array, budget: Budget) -> Tables:
             START, num_layers=budget.depth, value_norm=norm, num_tokens=count
         )
         tables.append(by_layer("transformer", name, both[:, 0], formula))
-        tables.append(by_layer("correlation", name, both[:, 0] / both[:, 1]))
     return tables
 
 
@@ -156,13 +150,12 @@ def layer_moments(
     return jnp.mean(mean, axis=tuple(range(2, mean.ndim)))
 
 
-def by_layer(claim: str, name: str, by_network: np.ndarray, formula: Any = None) -> pd.DataFrame:
+def by_layer(claim: str, name: str, by_network: np.ndarray, formula: Any) -> pd.DataFrame:
     """A row a layer, with the error over networks; `formula` begins with the input's."""
     count, depth = by_network.shape
     error = by_network.std(axis=0, ddof=1) / count**0.5
-    ends = {} if formula is None else {"formula": formula[1:]}
     mean, numbers = by_network.mean(axis=0), np.arange(1, depth + 1)
-    return rows(claim, name, numbers, mean, error, num_examples=count, **ends)
+    return rows(claim, name, numbers, mean, error, num_examples=count, formula=formula[1:])
 
 
 def attention(key: jax.Array, budget: Budget) -> Tables:
@@ -193,21 +186,18 @@ def attention(key: jax.Array, budget: Budget) -> Tables:
 
 
 def maps(key: jax.Array, budget: Budget) -> Tables:
-    """Attention maps A_X and A_Y of one pair of inputs, two kinds of scores (Figure 3)."""
+    """The key with the most weight of every query, before and after noise (Figure 3).
 
-    @jax.jit
-    def attention_maps(key: jax.Array) -> list[jax.Array]:
-        for_pair, for_scores = jax.random.split(key)
-        pair = gaussian_pair(for_pair, (MAP_TOKENS, budget.width), rho=MAP_RHO)
-        unstructured = jax.random.normal(for_scores, (budget.width, budget.width))
-        scores = jnp.eye(budget.width), unstructured
-        return [layers.attention_map(inputs, w) for w in scores for inputs in pair]
-
-    names = ("identity, A_X", "identity, A_Y", "unstructured, A_X", "unstructured, A_Y")
+    Attention maps A_X and A_Y of one pair of inputs, with two kinds of scores.
+    """
+    for_pair, for_scores = jax.random.split(key)
+    pair = gaussian_pair(for_pair, (MAP_TOKENS, budget.width), rho=MAP_RHO)
+    unstructured = jax.random.normal(for_scores, (budget.width, budget.width))
     return [
-        rows("maps", f"{name}, query {query}", np.arange(MAP_TOKENS), weights)
-        for name, queries in zip(names, attention_maps(key), strict=True)
-        for query, weights in enumerate(np.asarray(queries))
+        rows("maps", f"{name}, {side}", np.arange(MAP_TOKENS), attended.argmax(axis=1))
+        for name, w in (("identity", jnp.eye(budget.width)), ("unstructured", unstructured))
+        for side, x in zip(("A_X", "A_Y"), pair, strict=True)
+        for attended in [layers.attention_map(x, w)]
     ]
 
 
@@ -261,102 +251,24 @@ def lemma_12(key: jax.Array, budget: Budget) -> Tables:
 
 
 def intervals(key: jax.Array, budget: Budget) -> Tables:
-    """Where functions lie between the bounds that their first two moments imply.
-
-    Common units, and a network of ten inputs before and after training.
-    """
-    for_units, for_networks, for_inputs, for_pairs = jax.random.split(key, 4)
-    both = networks(for_networks, budget.steps)
-    # Moments are means over weighted points; those of units are exact but for rounding.
+    """Where common units lie between the bounds that their first two moments imply."""
+    # Moments are means over weighted points, exact but for rounding.
     nodes, lengths = np.polynomial.legendre.leggauss(200)
     points = np.concatenate([6 * (nodes - 1), 6 * (nodes + 1)])
     density = np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)
-    normal = np.asarray(jax.random.normal(for_inputs, (budget.num_samples, INPUTS)))
-    equal = np.full(len(normal), 1 / len(normal))
+    weights = 6 * np.tile(lengths, 2) * density
 
     def units(x: jax.Array) -> jax.Array:
         return jnp.stack([unit(x[0]) for unit in UNITS.values()])
 
-    def mlps(x: jax.Array) -> jax.Array:
-        return jnp.stack([layers.mlp(each, x) for each in both])
-
-    cases = (
-        (units, for_units, tuple(UNITS), points[:, None], 6 * np.tile(lengths, 2) * density),
-        (mlps, for_pairs, ("network, fresh", "network, trained"), normal, equal),
-    )
-    tables, settings = [], {"num_samples": budget.num_samples, "per_output": True}
-    for fn, key, names, points, weights in cases:
-        values = jax.jit(partial(jax.lax.map, fn, batch_size=1024))(jnp.asarray(points))
-        measured = estimate(fn, key, shape=points.shape[1:], rho=jnp.array(RHOS), **settings)
-        for number, (name, own) in enumerate(zip(names, np.asarray(values, float).T, strict=True)):
-            moments = {"mean": float(weights @ own), "second_moment": float(weights @ own**2)}
-            low, high = theory.moment_interval(jnp.array(RHOS), **moments)
-            ours = (each[:, number] for each in measured)
-            tables.append(rows("interval", name, RHOS, *ours, low=low, high=high))
-    return tables
-
-
-@partial(jax.jit, static_argnames="steps")
-def networks(key: jax.Array, steps: int) -> tuple[layers.Weights, layers.Weights]:
-    """A network of ten inputs, and the same trained on the parity of two of their signs."""
-    params = layers.init_mlp(key, (INPUTS, 64, 64, 1))
-    for_inputs = jax.random.fold_in(key, 1)
-    trained = layers.train_mlp(params, for_inputs, lambda x: jnp.sign(x[0] * x[1]), steps=steps)
-    return params, trained
-
-
-def trained(key: jax.Array, budget: Budget) -> Tables:
-    """Level weights of a network before and after it has learned a parity of two signs."""
-    both, tables = networks(key, budget.steps), []
-    size = max(budget.num_samples // 10, 128)
-    for number, (name, params) in enumerate(zip(("fresh", "trained"), both, strict=True)):
-        own = jax.random.fold_in(key, number)
-        levels = level_weights(partial(layers.mlp, params), own, shape=(INPUTS,), num_samples=size)
-        value, low, high = np.asarray(levels.shares)
-        numbers = np.arange(1, len(value) + 1)
-        tables.append(rows("levels", name, numbers, value, low=low, high=high))
-    return tables
-
-
-def estimators(key: jax.Array, budget: Budget) -> Tables:
-    """Variance of `noise_stability` with arcs relative to pairs, at equal evaluations.
-
-    Above 1, pairs are better. Each ρ is estimated separately, because pairs for several ρ share
-    the evaluation of their first point.
-    """
-    _, fitted = networks(key, budget.steps)
-    weights = layers.random_network(key, width=64, depth=1)
-    tokens, width = 8, 16
-    matrix, value = (
-        jax.random.normal(jax.random.fold_in(key, number), (width, width)) for number in range(2)
-    )
-
-    def head(x: jax.Array) -> jax.Array:
-        scores = x @ matrix @ x.T / width
-        return jax.nn.softmax(scores) @ x @ value / width**0.5
-
-    functions = [
-        ("ReLU layer", partial(layers.activations, weights), (64,)),
-        ("attention layer", head, (tokens, width)),
-        ("trained network", partial(layers.mlp, fitted), (INPUTS,)),
-    ]
-    keys = jax.vmap(partial(jax.random.fold_in, key))(7 + jnp.arange(REPEATS))
-    evaluations, tables = 2 * max(budget.num_samples // (5 * REPEATS), 250), []
-    for name, fn, shape in functions[: budget.functions]:
-
-        def variance(key: jax.Array, rho: float, points: int, fn: Any = fn, shape: Any = shape):
-            sizes: Any = {"num_samples": evaluations // points, "batch_size": 128}
-            measured = noise_stability(fn, key, shape=shape, rho=rho, arc_points=points, **sizes)
-            return measured.standard_error**2
-
-        compiled = jax.jit(jax.vmap(variance, (0, None, None)), static_argnums=2)
-        for rho in (0.1, 0.5, 0.9):
-            pairs = compiled(keys, rho, 2)
-            for points in budget.arc_points:
-                ratios = np.asarray(compiled(keys, rho, points) / pairs)
-                error = ratios.std(ddof=1) / REPEATS**0.5
-                columns = f"{name}, {points} points", [rho], [ratios.mean()], error
-                tables.append(rows("estimators", *columns, num_examples=REPEATS))
+    values = np.asarray(jax.jit(jax.vmap(units))(jnp.asarray(points)[:, None]), float)
+    settings: dict[str, Any] = {"num_samples": budget.num_samples, "per_output": True}
+    own, rhos, tables = jax.random.split(key, 4)[0], jnp.array(RHOS), []
+    measured = estimate(units, own, shape=(1,), rho=rhos, **settings)
+    for name, outputs, *ours in zip(UNITS, values.T, *(each.T for each in measured), strict=True):
+        moments = {"mean": float(weights @ outputs), "second_moment": float(weights @ outputs**2)}
+        low, high = theory.moment_interval(rhos, **moments)
+        tables.append(rows("interval", name, RHOS, *ours, low=low, high=high))
     return tables
 
 
@@ -370,6 +282,4 @@ PARTS = {
     "Lemma 11": (lemma_11, 8),
     "Lemma 12": (lemma_12, 9),
     "bounds from two moments": (intervals, 3),
-    "a trained network": (trained, 4),
-    "estimators at equal cost": (estimators, 5),
 }

@@ -35,10 +35,9 @@ from experiments.settings import Run, budget_of, by_budget
 REPRODUCES = "Noise stability, Figures 2, 3, 4, 9, 10: layers against their theorems"
 
 BUDGETS = {
-    # Most of its time is compilation: fewer programs.
-    "smoke": Budget(2_000, 2, 32, 3, 50, tokens=(4,), arc_points=(4,), functions=1),
-    "laptop": Budget(50_000, 5, 128, 10, 4_000),
-    "paper": Budget(1_000_000, 20, 256, 10, 20_000),
+    "smoke": Budget(2_000, 2, 32, 3, tokens=(4,)),
+    "laptop": Budget(50_000, 5, 128, 10),
+    "paper": Budget(1_000_000, 20, 256, 10),
 }
 WITHIN, CLOSE = 3, 0.02  # standard errors, or share of the formula, that count as agreement
 # By claim, the paper's figures first.
@@ -51,8 +50,6 @@ PANELS = {
     "lemma 11": Panel("Lemma 11, ReLU", "ρ (probability)", "stability"),
     "lemma 12": Panel("attention: bounds of the form of Lemma 12", "B", "stability / B²"),
     "interval": Panel("stability between its moment bounds", "ρ", "position (0: lower, 1: upper)"),
-    "levels": Panel("network that learns sign(x₀x₁)", "degree (7: and above)", "share of variance"),
-    "estimators": Panel("arcs relative to pairs", "ρ", "variance ratio", log=True, mark=1.0),
 }
 
 
@@ -71,7 +68,7 @@ class Config(Run):
 def run(config: Config) -> Path:
     """Measures everything and writes the page; a flag out of range is a ValueError."""
     budget, parts = budget_of(config, BUDGETS), theorems.PARTS
-    keys = jax.random.split(jax.random.key(config.seed), len(parts))
+    keys = jax.random.split(jax.random.key(config.seed), 10)
 
     def measure(part: Any, place: int, _: Any) -> dict[str, pd.DataFrame]:
         return {"results": pd.concat(part(keys[place], budget))}
@@ -117,27 +114,20 @@ def distances(table: pd.DataFrame) -> pd.DataFrame:
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:
     """What the panels show: `mean`, `low` and `high` of points, `formula` of lines."""
-    table = table.rename(columns={"score": "mean"})
-    factor = stdtrit(table.num_examples.fillna(np.inf) - 1, 0.975)
-    bounds, half = table[["low", "high"]].copy(), factor * table.standard_error
-    ends = pd.DataFrame({"low": table["mean"] - half, "high": table["mean"] + half})
-    table[["low", "high"]] = ends.where(table.task != "levels", bounds)
-    width = bounds.high - bounds.low
-    place = ((table["mean"] - bounds.low) / width).where(width > 1e-9)
-    table["mean"] = table["mean"].where(table.task != "interval", place)
-    table.loc[table.task == "interval", ["low", "high"]] = np.nan
-    lemma, maps = table[table.task == "lemma 12"], table[table.task == "maps"]
+    half = stdtrit(table.num_examples.fillna(np.inf) - 1, 0.975) * table.standard_error
+    ends = {"low": table.score - half, "high": table.score + half}
+    points = table.assign(mean=table.score, **ends)
+    bounded, width = table.task == "interval", table.high - table.low
+    place = ((table.score - table.low) / width).where(width > 1e-9)
+    points["mean"] = points["mean"].where(~bounded, place)
+    points.loc[bounded, [*ends]] = np.nan
+    lemma = table[table.task == "lemma 12"]
     lines = [
-        lemma.assign(mean=np.nan, model=f"{name} bound", formula=bounds[end])
+        lemma.assign(mean=np.nan, model=f"{name} bound", formula=lemma[end])
         for name, end in (("lower", "low"), ("upper", "high"))
     ]
     # Two formulas of one measurement: its points once.
-    repeated = table.formula.notna() & table.duplicated(["task", "level", "mean"], keep=False)
-    once = table[repeated].drop_duplicates(["task", "level"]).assign(model="measured", formula=None)
-    table.loc[repeated, ["mean", "low", "high"]] = np.nan
-    # Of an attention map, every query's key with the most weight; A_Y beside A_X.
-    most = maps.loc[maps.groupby("model", sort=False)["mean"].idxmax().to_numpy()]
-    names = most.model.str.rsplit(", query ", n=1, expand=True)
-    queries = names[1].astype(float) + 0.25 * names[0].str.endswith("A_Y")
-    most = most.assign(mean=most.level, level=queries, model=names[0], low=np.nan, high=np.nan)
-    return pd.concat([table[table.task != "maps"], most, once, *lines])
+    repeated = points.formula.notna() & points.duplicated(["task", "level", "mean"], keep=False)
+    once = points[repeated].drop_duplicates(["task", "level"])
+    points.loc[repeated, ["mean", *ends]] = np.nan
+    return pd.concat([points, once.assign(model="measured", formula=np.nan), *lines])
