@@ -135,8 +135,6 @@ class Config(Run):
     """Number of relevant bits (the paper: 2 or 3)."""
     num_train: Annotated[int | None, optional("INT", "by budget")] = None
     """Training rows of every task."""
-    monitor: Literal["budget", "validation", "none"] = "budget"
-    """Loss monitored by the plateau schedule."""
 
 
 def run(config: Config) -> Path:
@@ -222,10 +220,6 @@ def resolved(config: Config) -> Budget:
             raise ValueError(
                 f"--num-train must be at least a batch, {largest}, got {config.num_train}"
             )
-        settings[task] = replace(
-            setting,
-            data=setting.data | flags,
-            epochs=config.epochs or setting.epochs,
-            plateau={"budget": setting.plateau}.get(config.monitor, config.monitor != "none"),
-        )
+        epochs = config.epochs or setting.epochs
+        settings[task] = replace(setting, data=setting.data | flags, epochs=epochs)
     return budget._replace(settings=settings)

@@ -132,10 +132,9 @@ def run(config: Config) -> Path:
 def texts(
     folder: str, num_texts: int, num_tokens: int, *, text_file: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, without special tokens.
+    """Returns ids `(num_texts, num_tokens)` of uniform tokens, and of passages of a text file.
 
-    One kind is uniform tokens. With a `text_file`, the other is passages of that file. The
-    tokenizer is that of the model in `folder`.
+    The tokenizer is that of the model in `folder`; there are no special tokens.
     """
     vocabulary = read_tokenizer(folder)
     # BERT's vocabulary begins with tokens that it never met.
@@ -237,10 +236,7 @@ def random_weights(model: Pretrained, seed: int) -> Params:
 
 
 def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
-    """Returns rows of results.csv on the output: each position's mean, and `parts` of each text.
-
-    `values` are `(texts, tokens)` relative influences; `special` as in `parts`.
-    """
+    """Returns rows of results.csv on the output, from `(texts, tokens)` relative influences."""
     count, length = values.shape
     error = values.std(0, ddof=1) / np.sqrt(count)
     columns = {"level": np.arange(length), "score": values.mean(0), "standard_error": error}
@@ -269,10 +265,7 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
 
 
 def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
-    """Returns rows of results.csv on layers and heads, with 95 % intervals over texts.
-
-    `values` are `(texts, layers, 1 + heads, tokens)` relative influences; `special` as in `parts`.
-    """
+    """Returns rows on layers and heads, from influences `(texts, layers, 1 + heads, tokens)`."""
     each = parts(values, special=special)
     scores = {FIRST: each["first"] / each["middle"], LAST: each["last"] / each["middle"]}
     texts, layers, sites = (part.ravel() for part in np.indices(values.shape[:3]))
@@ -286,12 +279,11 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    By `corruption`, `weights` and `part`, first or last: geometric means with intervals over texts,
-    after draws of random weights are averaged within a text.
+    By `corruption`, `weights` and `part`, first or last: geometric means over texts.
     """
     keys = ["corruption", "weights", "model", "seed"]
     wide = with_weights(frame).pivot_table("score", keys, "metric", sort=False)
-    logs = np.log(wide).reset_index()
+    logs = wide.transform(np.log).reset_index()
     each = [logs.assign(part=end, score=logs[end] - logs.middle) for end in ("first", "last")]
     means = over_texts(pd.concat(each))
     return means.assign(**{name: np.exp(means[name]) for name in ("mean", "low", "high")})

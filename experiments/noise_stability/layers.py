@@ -65,10 +65,7 @@ def attention_map(x: Float[Array, "tokens width"], w: Array) -> Float[Array, "to
 def random_transformer(
     key: PRNGKeyArray, *, width: int, depth: int, value_norm: float, structured: bool
 ) -> Weights:
-    r"""Attention's W and W_V of every layer, stacked.
-
-    W is the identity if `structured`, else N(0, 1); columns of W_V have norm `value_norm`.
-    """
+    """Every layer's W, the identity if `structured`, and W_V with columns of norm `value_norm`."""
     for_scores, for_values = jax.random.split(key)
     shape = (depth, width, width)
     scores = jnp.broadcast_to(jnp.eye(width), shape)

@@ -18,7 +18,6 @@ from experiments.tidy import CONFIDENCE, MIN_SEEDS
 RESAMPLES = 10_000
 SWEEP, BASELINE = "sweep", "baseline"
 DRAWN = ("baseline", "stability_reg", "stability_reg-negative")  # more curves tangle
-FITTED = 0.8  # accuracy that counts as learned; a tenth of parity's training labels is wrong
 
 median = partial(np.median, axis=-1)  # infinities are the largest numbers
 
@@ -35,11 +34,7 @@ class Interval(NamedTuple):
 
 
 def median_time(times: np.ndarray) -> Interval:
-    """Median over runs, `(runs,)`, inf for never, with a percentile bootstrap interval.
-
-    Raises:
-        ValueError: There are fewer than two runs.
-    """
+    """Median over runs, `(runs,)`, inf for never, with a percentile bootstrap interval."""
     medians = median(_resampled(times[None])[0])
     return Interval(float(median(times)), *_ends(medians, medians, len(times)))
 
@@ -60,9 +55,6 @@ def reduction(
         and the upper end is 100. If the median of `times` is never, the value and the lower end are
         minus infinity, and that time replaces it in the upper end. The value is nan if both are
         never, or if the runs of `times` were followed for less than the baseline's median.
-
-    Raises:
-        ValueError: There are fewer than two runs.
     """
     both = np.stack([times, baseline])
     drawn, (own, other) = _resampled(both), followed
@@ -128,14 +120,6 @@ def saved(arm: Times, baseline: Times, *, compute: bool = False) -> Interval:
     return reduction(arm.steps * ours, baseline.steps * theirs, followed=followed)
 
 
-def delay(curves: pd.DataFrame) -> float:
-    """How many times later validation than training rows are predicted, by an arm's curves."""
-    fitted, generalized = (
-        curves.step[curves[name] >= FITTED].min() for name in ("train_accuracy", "accuracy")
-    )
-    return generalized / fitted
-
-
 def text(interval: Interval) -> str:
     """Such as "633 [528, 786]"; ∞ is never."""
     value, low, high = (f"{np.round(each) + 0.0:,.0f}" for each in interval)
@@ -154,11 +138,10 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
             f"{np.isfinite(each.steps).sum()} of {len(each.steps)}",
             text(median_time(each.steps)),
             *(text(saved(each, baselines[each.task], compute=unit)) for unit in (False, True)),
-            report.number(delay(tidy.select(curves, task=each.task, arm=each.arm))),
         ]
         for each in times
     ]
-    heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %", "delay, ×"]
+    heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %"]
     metrics = {
         "validation accuracy": curves.accuracy,
         "training accuracy": curves.train_accuracy,

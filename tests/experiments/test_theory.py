@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments import tidy
-from experiments.noise_stability import layers, theorems, theory
+from experiments.noise_stability import layers, theory
 from hopfax.stability import Estimate, gaussian_pair
 
 
@@ -82,7 +82,7 @@ def test_pairs_of_lemmas_keep_or_redraw_their_entries(rho):
 
 
 def test_a_relu_unit_matches_its_closed_form():
-    table = pd.concat(theorems.relu_unit(jax.random.key(0), theory.BUDGETS["smoke"]))
+    table = pd.concat(theory.relu_unit(jax.random.key(0), theory.BUDGETS["smoke"]))
     assert theory.distances(table).set_index("model").errors["Theorem 5.1"] < 5
     for wrong in (2.0, np.nan):
         off = theory.distances(table.assign(score=wrong))
@@ -92,9 +92,9 @@ def test_a_relu_unit_matches_its_closed_form():
 def test_distances_are_of_the_worst_point_of_each_formula():
     table = pd.concat(
         [
-            theorems.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4]),
-            theorems.rows("c", "g", [0], [1], formula=[1]),
-            theorems.rows("c", "none", [0], [1], [0.1]),
+            theory.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4]),
+            theory.rows("c", "g", [0], [1], formula=[1]),
+            theory.rows("c", "none", [0], [1], [0.1]),
         ]
     )
     off = theory.distances(table)
@@ -116,8 +116,8 @@ def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
 
 
 def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(theorems, "noise_stability", one_pair)
-    tiny = theorems.Budget(1000, 2, 8, 2, tokens=(4,))
+    monkeypatch.setattr(theory, "noise_stability", one_pair)
+    tiny = theory.Budget(1000, 2, 8, 2, tokens=(4,))
     monkeypatch.setitem(theory.BUDGETS, "smoke", tiny)
     pages = []
     monkeypatch.setattr("experiments.report.write_report", lambda _, page: pages.append(page))
@@ -127,6 +127,6 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     assert set(table.task) == {*theory.PANELS}
     assert np.isfinite(table.score).all()
     keys = tidy.select(table, task="maps", model="identity, A_X").score
-    assert keys.isin(range(theorems.MAP_TOKENS)).all() and len(keys) == theorems.MAP_TOKENS
+    assert keys.isin(range(theory.MAP_TOKENS)).all() and len(keys) == theory.MAP_TOKENS
     (lines,) = (each.rows for each in pages[0].tables)
     assert {line[0] for line in lines} == {"attention", "depth", "relu", "transformer", "lemma 11"}

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.noise_stability import encoder_response as er
+from experiments.noise_stability import encoder
 
-RHOS = np.array(er.RHOS)
+RHOS = np.array(encoder.RHOS)
 ROWS, TOKENS, WIDTH, VOCABULARY, SNR_DB = 24, 5, 4, 30, 2.0
 keys = jax.random.split(jax.random.key(0), 4)
 TABLE = jax.random.normal(keys[0], (VOCABULARY, WIDTH))
 READ = jax.random.normal(keys[1], (WIDTH, 3))
 IDS = jax.random.randint(keys[2], (ROWS, 1, TOKENS), 1, VOCABULARY).at[:, :, 0].set(0)
 MASK = jnp.broadcast_to(jnp.arange(TOKENS) < 4, IDS.shape)
-TEXTS = er.Texts(IDS, MASK, jnp.arange(ROWS))
-scale = jax.vmap(partial(er.noise_scale, snr_db=SNR_DB))(TABLE[IDS], MASK)
+TEXTS = encoder.Texts(IDS, MASK, jnp.arange(ROWS))
+scale = jax.vmap(partial(encoder.noise_scale, snr_db=SNR_DB))(TABLE[IDS], MASK)
 # Of the mean of the four real tokens, times four: E |READ^T sum of noise|^2.
 VARIANCE = float(4 * jnp.mean(scale[:, 0, 0] ** 2) * jnp.sum(READ**2))
 
@@ -31,13 +31,13 @@ def products_of_pairs(params, embeddings, mask):
 
 
 def network(respond):
-    return er.Network(lambda params, ids: TABLE[ids], respond)
+    return encoder.Network(lambda params, ids: TABLE[ids], respond)
 
 
 def test_the_response_of_a_linear_network_has_the_correlation_of_the_noise():
-    one = partial(er.response, network(mean_of_tokens), None, snr_db=SNR_DB, draws=40)
+    one = partial(encoder.response, network(mean_of_tokens), None, snr_db=SNR_DB, draws=40)
     measured = jax.jit(jax.vmap(lambda text: one(text, keys[3])))(TEXTS)
-    rows = er.correlation_rows(jax.tree.map(np.asarray, measured))
+    rows = encoder.correlation_rows(jax.tree.map(np.asarray, measured))
     score, error, noise_error = (
         np.array([row[name] for row in rows]) for name in ("score", "standard_error", "noise_error")
     )
@@ -54,9 +54,9 @@ def test_the_response_of_a_linear_network_has_the_correlation_of_the_noise():
 
 @pytest.mark.parametrize(("respond", "degree"), [(mean_of_tokens, 1), (products_of_pairs, 2)])
 def test_the_highest_level_is_the_degree(respond, degree):
-    meter = er.level_meter(network(respond), TEXTS, keys[3], snr_db=SNR_DB, num_samples=4000)
+    meter = encoder.level_meter(network(respond), TEXTS, keys[3], snr_db=SNR_DB, num_samples=4000)
     weights = meter(None, respond(None, TABLE[IDS], MASK))
-    shares = {row["level"]: row for row in er.level_rows(weights, ROWS, SNR_DB)}
+    shares = {row["level"]: row for row in encoder.level_rows(weights, ROWS, SNR_DB)}
     for level, row in shares.items():
         assert (row["low"] <= 0 <= row["high"]) or level <= degree
     assert shares[float(degree)]["low"] > 0
@@ -73,7 +73,7 @@ def test_errors_of_a_ratio_are_those_of_repeated_samples():
         own = draw.normal(3, 1, (texts, 1, 1))
         bottom = own + draw.normal(0, 1, (texts, draws, 1))
         top = 0.5 * own + draw.normal(0, 1, (texts, draws, 1)) + draw.normal(0, 0.3, own.shape)
-        value, error, noise_error = er.ratio(top, bottom)
+        value, error, noise_error = encoder.ratio(top, bottom)
         values.append(value[0])
         errors.append((error[0], noise_error[0]))
     spread, (error, noise_error) = np.std(values), np.mean(errors, axis=0)
