@@ -211,10 +211,9 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
     flips, both = np.split(values[:, 1 + len(RHOS) :], [-PAIRS], axis=1)
     second = x - flips[:, : 2 * PAIRS : 2] - flips[:, 1 : 2 * PAIRS : 2] + both
     by_draw = {
-        # Σ k W^k, Σ k (k - 1) W^k, E f²
+        # Σ k W^k, Σ k (k - 1) W^k
         ("influence", np.nan): num_bits / 4 * np.square(x - flips).mean(1),
         ("pairs", np.nan): num_bits * (num_bits - 1) / 16 * np.square(second).mean(1),
-        ("second moment", np.nan): np.square(of_pairs).mean(1),
         # Bessel: the noisy copies of one x are not independent, different draws are.
         ("variance", np.nan): np.square(of_pairs - of_pairs.mean()).mean(1),
     }
@@ -232,8 +231,8 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
 def bounds(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the bounds on the weight of high degree, as shares of the variance.
 
-    `tidy.summarize`'s table of `degree` (T), `weights`, `quantity` (`MARKOV`, `LEMMA`, `D` and
-    "variance", a share of the second moment) and `rho` (1 where there is none).
+    `tidy.summarize`'s table of `degree` (T), `weights`, `quantity` (`MARKOV`, `LEMMA` or `D`) and
+    `rho` (1 where there is none).
     """
     parts = []
     rows = frame[frame.metric != "weight"].fillna({"level": 0.0})
@@ -243,7 +242,6 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
         each = {
             (MARKOV, 1.0): (influences / DEGREE, variance),
             (D, 1.0): (influences + of["pairs", 0.0], influences),
-            ("variance", 1.0): (variance, of["second moment", 0.0]),
         } | {(LEMMA, r): (of["distance", r] / (1 - r**DEGREE), variance) for r in RHOS}
         for (quantity, rho), pair in each.items():
             scores = ratios(*pair).rename("score").reset_index()
@@ -266,7 +264,7 @@ def page(folder: Path) -> report.Page:
     means = bounds(tidy.read(folder))
     lemma, others = (means[(means.quantity == LEMMA) == each] for each in (True, False))
     best = lemma.loc[lemma.groupby("weights", sort=False)["mean"].idxmin()]
-    shown = pd.concat([others[others.quantity != "variance"], best])
+    shown = pd.concat([others, best])
     caption = "Shares of the variance at the best ρ, and D"
     flat = others[others.quantity == MARKOV].drop(columns="rho")
     picture = report.facets(
