@@ -268,7 +268,7 @@ def page(folder: Path) -> report.Page:
     caption = "Shares of the variance at the best ρ, and D"
     flat = others[others.quantity == MARKOV].drop(columns="rho")
     picture = report.facets(
-        "Bounds on the weight of degree 15 and above",
+        "Bounds on the weight of high degree",
         pd.concat([flat.merge(lemma[["weights", "rho"]], on="weights"), lemma]), x="rho",
         hue="quantity", row="weights", xlabel="ρ", ylabel="share of the variance", least_range=0.1,
     )  # fmt: skip
