@@ -265,7 +265,7 @@ def page(folder: Path) -> report.Page:
     lemma, others = (means[(means.quantity == LEMMA) == each] for each in (True, False))
     best = lemma.loc[lemma.groupby("weights", sort=False)["mean"].idxmin()]
     shown = pd.concat([others, best])
-    caption = "Shares of the variance at the best ρ, and D"
+    caption = "D, and shares of the variance"
     flat = others[others.quantity == MARKOV].drop(columns="rho")
     picture = report.facets(
         "Bounds on the weight of high degree",
