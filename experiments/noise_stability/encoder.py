@@ -14,15 +14,15 @@ about two points less (significant in one of two runs).
 
 A text x with embeddings e(x) makes the function f_x(z) = class probabilities of e(x) + σz, with z
 standard normal and σ per text so that all have the same signal-to-noise ratio; padding gets no
-noise. Token noise keeps a token with probability (1 + ρ)/2 and else draws it from the whole
-vocabulary; [CLS], [SEP] and padding stay. Both halves of a pair have the same text.
+noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -30,38 +30,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from experiments import conditions, models, report, runner, tidy
 from experiments.cells import Cell
 from experiments.conditions import Gaussian
-from experiments.noise_stability import encoder_response
-from experiments.noise_stability.encoder_response import Texts
+from experiments.noise_stability import influence
 from experiments.report import Page
 from experiments.runner import Trial
 from experiments.settings import Flags, budget_of, by_budget, resolved
-from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
-from hopfax.data.tokenize import text_tokenizer
+from hopfax import hopfield
+from hopfax.data import Encoded, bucket_boundaries, bucketed
+from hopfax.nn import Encoder, Functional, Params
+from hopfax.stability import LevelWeights, gaussian_pair, level_weights
 from hopfax.train.state import seed_keys
 
-REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
+REPRODUCES = "Noise stability, section 4, of the encoders that `robustness` trained"
 
+RHOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+DEGREE = 4  # Hermite levels reported separately
 TRAINING = 0.5  # share of a model's time, about; the rest is measuring
-ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query
+ROWS = 16  # at a time; Hopfield attention waits for their slowest query
 BOTH = {"model": ("tinybert", "robertha")}
 MODELS = {"smoke": {"model": ("tinybert",)}, "laptop": BOTH, "paper": BOTH}
-ARM = ["task", "model", "arm"]
-# Column of the tables -> metric, corruption, level, factor.
+ARMS = ("fresh", "trained")
+# Column of the table -> metric, level, factor.
 COLUMNS = {
-    "linear share, %": ("level share", "gaussian", 1.0, 100),
-    "quadratic share, %": ("level share", "gaussian", 2.0, 100),
-    "100 × correlation at ρ = 0.5": ("correlation", "gaussian", 0.5, 100),
-    "tokens: normalized stability at 0, %": ("normalized stability", "tokens", 0.0, 100),
-    "tokens: same class at 0, %": ("same class", "tokens", 0.0, 100),
-    "points lost": ("points lost", "gaussian", 0.0, 1),
-}
-PANELS = {
-    "Gaussian noise: correlation": ("correlation", "gaussian"),
-    "token noise: normalized stability": ("normalized stability", "tokens"),
+    "linear share, %": ("level share", 1.0, 100),
+    "quadratic share, %": ("level share", 2.0, 100),
+    "100 × correlation at ρ = 0.5": ("correlation", 0.5, 100),
+    "points lost": ("points lost", 0.0, 1),
 }
 
 
@@ -120,24 +118,25 @@ def run(config: Config) -> Path:
         raise ValueError(f"task {wrong[0]} has scores, not classes with probabilities")
     runner.check(trials, data)
 
-    def job(trial: Trial, arms: Sequence[str]) -> runner.Job:
-        rows = data[trial.task]
+    def results(trial: Trial, on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
+        def training(share: float, **shown: Any) -> None:
+            on_progress(TRAINING * share, **shown)
 
-        def results(on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
-            def training(share: float, **shown: Any) -> None:
-                on_progress(TRAINING * share, **shown)
+        cell = runner.open_cell(config, trial, data[trial.task], on_progress=training)
+        table = losses(cell, trial)
+        for share, measured in measure(cell, budget, config):
+            table += measured
+            on_progress(TRAINING + (1 - TRAINING) * share)
+        return {"results": pd.DataFrame(table).assign(task=trial.task, model=trial.model)}
 
-            cell = runner.open_cell(config, trial, rows, on_progress=training)
-            table = losses(cell, trial)
-            for share, measured in measure(cell, budget, config, arms):
-                table += measured
-                on_progress(TRAINING + (1 - TRAINING) * share)
-            return {"results": pd.DataFrame(table).assign(task=trial.task, model=trial.model)}
-
-        title = f"{rows.spec.title}, {trial.variant.title}"
-        return runner.Job(title, results, runner.spec_of(config, trial, rows).id)
-
-    jobs = list(map(job, trials, arms_of(trials)))
+    jobs = [
+        runner.Job(
+            f"{data[trial.task].spec.title}, {trial.variant.title}",
+            partial(results, trial),
+            runner.spec_of(config, trial, data[trial.task]).id,
+        )
+        for trial in trials
+    ]
     return runner.fill("encoder-stability", config, jobs, page)
 
 
@@ -155,123 +154,217 @@ def losses(cell: Cell, trial: Trial) -> list[dict[str, Any]]:
     ]
 
 
-def arms_of(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
-    """Arms to measure of each trial: variants that differ in training alone share the fresh one."""
-    networks = [
-        (trial.task, each.kind, each.preset, each.precision, each.options)
-        for trial in trials
-        for each in [trial.variant]
-    ]
-    return [
-        ("trained",) if network in networks[:number] else ("fresh", "trained")
-        for number, network in enumerate(networks)
-    ]
-
-
 def measure(
-    cell: Cell, budget: Budget, config: Config, arms: Sequence[str]
+    cell: Cell, budget: Budget, config: Config
 ) -> Iterator[tuple[float, list[dict[str, Any]]]]:
     """Rows of each seed and arm, with the share of the work done; all share texts and noise."""
-    data, network = cell.data, encoder_response.network_of(cell.model)
+    data, network = cell.data, network_of(cell.model)
     order = np.random.default_rng(config.seed).permutation(len(data.test.labels))[: budget.texts]
     chosen = Encoded(*(field[order] for field in data.test))
     few = Encoded(*(field[: budget.level_texts] for field in chosen))
-    calls = padded(chosen, data.pad_id, lengths=budget.lengths, rows=ROWS)
-    ((level_texts, _),) = padded(few, data.pad_id, lengths=1, rows=len(few.labels))
-    index = np.concatenate([texts.index[:count] for texts, count in calls]).tolist()
-    picks = np.array([index.index(row) for row in level_texts.index])
-    keys = jax.random.split(jax.random.key(config.seed), 3)
-    meter = encoder_response.level_meter(
-        network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
+    parts, (level_texts,) = padded(chosen, data.pad_id, budget.lengths), padded(few, data.pad_id, 1)
+    places = pd.Index(np.concatenate([part.index for part in parts])).get_indexer(
+        pd.Index(chosen.index)
     )
-    respond = partial(
-        encoder_response.response, network, num_tokens=data.vocab_size, snr_db=config.snr_db,
-        special=tuple(text_tokenizer(data.vocabulary).encode("").ids), draws=budget.draws,
-    )  # fmt: skip
+    key, _, level_key = jax.random.split(jax.random.key(config.seed), 3)
+    meter = level_meter(
+        network, level_texts, level_key, snr_db=config.snr_db, num_samples=budget.level_draws
+    )
+
+    @jax.jit
+    def respond(params: Any, texts: Texts) -> Any:
+        one = partial(response, network, params, key=key, snr_db=config.snr_db)
+        return jax.lax.map(partial(one, draws=budget.draws), texts, batch_size=ROWS)
+
     seeds = cell.spec.seeds
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
-    pairs = [(number, arm) for number in range(len(seeds)) for arm in arms]
-    for done, (number, arm) in enumerate(pairs, 1):
-        stacked = fresh if arm == "fresh" else cell.params
+    pairs = list(product(enumerate(seeds), zip(ARMS, (fresh, cell.params), strict=True)))
+    for done, ((number, seed), (arm, stacked)) in enumerate(pairs, 1):
         params = jax.tree.map(lambda x, at=number: x[at], stacked)
-        parts = [  # rows beyond the count only fill the call
-            jax.tree.map(lambda x, n=count: np.asarray(x)[:n], respond(params, texts, *keys[:2]))
-            for texts, count in calls
-        ]
-        response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
-        weights = meter(params, jnp.asarray(response.mean[picks]))
+        responses = [respond(params, texts) for texts in parts]
+        measured = jax.tree.map(lambda *each: np.concatenate(each)[places], *responses)
+        weights = meter(params, jnp.asarray(measured.mean[: budget.level_texts]))
         rows = [
-            *encoder_response.gaussian_rows(response),
-            *encoder_response.level_rows(weights, len(picks), config.snr_db),
-            *encoder_response.token_rows(response),
+            *correlation_rows(measured),
+            *level_rows(weights, len(level_texts.index), config.snr_db),
         ]
-        shared = {"site": "embedding", "seed": seeds[number], "arm": arm}
+        shared = {"site": "embedding", "seed": seed, "arm": arm}
         yield done / len(pairs), [shared | row for row in rows]
 
 
-def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tuple[Texts, int]]:
-    """Calls of `rows` texts, of a few padded lengths, and how many texts of each call count."""
+def padded(chosen: Encoded, pad_id: int, lengths: int) -> list[Texts]:
+    """The rows in groups of a few padded lengths."""
     edges = bucket_boundaries(chosen.lengths, max_buckets=lengths, max_length=chosen.ids.shape[-1])
-    calls = []
+    groups = []
     for bucket in bucketed(chosen, boundaries=edges, pad_id=pad_id):
-        for part, counts in eval_batches(bucket, batch_size=rows):
-            mask = np.arange(part.ids.shape[-1]) < part.lengths[..., None]
-            texts = Texts(*map(jnp.asarray, (part.ids, mask, part.index)))
-            calls.append((texts, int(counts.sum())))
-    return calls
+        mask = np.arange(bucket.ids.shape[-1]) < bucket.lengths[..., None]
+        groups.append(Texts(*map(jnp.asarray, (bucket.ids, mask, bucket.index))))
+    return groups
+
+
+class Network(NamedTuple):
+    """A classifier in two stages, as functions of its parameters."""
+
+    embed: Callable[[Any, Array], Float[Array, "rows choices tokens width"]]  # of ids
+    respond: Callable[[Any, Array, Array], Float[Array, "rows classes"]]  # of embeddings and mask
+
+
+class Texts(NamedTuple):
+    """Rows of one padded length, or one; `index` is their number, which keys their noise."""
+
+    ids: Int[Array, "*rows choices tokens"]
+    mask: Bool[Array, "*rows choices tokens"]
+    index: Int[Array, "*rows"]
+
+
+class Response(NamedTuple):
+    """What noise Z on a text's embeddings does to its class probabilities p, which become f(Z)."""
+
+    changes: Float[Array, "draws rhos"]  # <f(Z) - p, f(Z') - p> at each of `RHOS`
+    mean: Float[Array, " classes"]  # E f
+    power: Float[Array, "2"]  # squared norms: of the embeddings, and of noise on average
+
+
+def network_of(model: Functional[Encoder]) -> Network:
+    """An encoder in two stages; an example's choices are alternatives, as classes are."""
+
+    def embed(params: Params, ids: Array) -> Array:
+        rows = ids.reshape(-1, ids.shape[-1])
+        tokens = model.apply(params, rows, method="embed_tokens")
+        types = model.apply(params, rows, method="token_types")
+        embeddings = model.apply(params, tokens, types, method="embed")
+        return embeddings.reshape(*ids.shape, -1)
+
+    def respond(params: Params, embeddings: Array, mask: Array) -> Array:
+        encoder = partial(model.apply, params)
+        rows, _, tokens, width = embeddings.shape
+        real = mask.reshape(-1, tokens)
+        hidden = encoder(embeddings.reshape(-1, tokens, width), real, method="encode").hidden
+        return jax.nn.softmax(encoder(hidden, real, method="classify").reshape(rows, -1))
+
+    return Network(embed, respond)
+
+
+def response(
+    network: Network, params: Any, text: Texts, key: PRNGKeyArray, *, snr_db: float, draws: int
+) -> Response:
+    """Compares noise Z on a text's embeddings with its partner Z' at each of `RHOS`."""
+    (embeddings,) = network.embed(params, text.ids[None])
+    (clean,) = network.respond(params, embeddings[None], text.mask[None])
+    scale = noise_scale(embeddings, text.mask, snr_db)
+    masks = jnp.broadcast_to(text.mask, (len(RHOS), *text.mask.shape))
+
+    def of_draw(draw: Array) -> tuple[Array, ...]:
+        own = jax.random.fold_in(jax.random.fold_in(key, text.index), draw)
+        pair = partial(gaussian_pair, own, embeddings.shape)
+        first, others = jax.vmap(lambda rho: pair(rho=rho), out_axes=(None, 0))(
+            jnp.array(RHOS[:-1])
+        )
+        noise = scale * jnp.concatenate([others, first[None]])
+        noisy = network.respond(params, embeddings + noise, masks)
+        changes = noisy - clean  # what is constant drowns what varies
+        products = jnp.sum(changes * changes[-1], axis=-1)
+        return products, jnp.mean(noisy, axis=0), jnp.sum(jnp.square(noise)) / len(noise)
+
+    products, means, powers = jax.lax.map(of_draw, jnp.arange(draws))
+    signal = jnp.sum(jnp.square(embeddings), where=text.mask[..., None])
+    return Response(products, jnp.mean(means, axis=0), jnp.stack([signal, jnp.mean(powers)]))
+
+
+def level_meter(
+    network: Network, texts: Texts, key: PRNGKeyArray, *, snr_db: float, num_samples: int
+) -> Callable[[Any, Array], LevelWeights]:
+    """Makes `(params, center) -> level weights of f - center`, averaged over the texts.
+
+    The weights of one function, all texts' outputs side by side over the root of their number, are
+    the mean of theirs. Close to E f, the center takes away most of the products' variance.
+    """
+
+    @jax.jit
+    def measure(params: Any, center: Array) -> LevelWeights:
+        embeddings = network.embed(params, texts.ids)
+        scale = jax.vmap(partial(noise_scale, snr_db=snr_db))(embeddings, texts.mask)
+
+        def change(z: Array) -> Array:
+            probabilities = network.respond(params, embeddings + scale * z, texts.mask)
+            return (probabilities - center) / len(probabilities) ** 0.5
+
+        sizes: Any = {"num_samples": num_samples, "degree": DEGREE, "batch_size": 1}
+        return level_weights(change, key, shape=embeddings.shape, **sizes)
+
+    return measure
+
+
+def noise_scale(embeddings: Array, mask: Array, snr_db: float) -> Array:
+    """Deviation of the noise on each token of a text, `(choices, tokens, 1)`, 0 at padding."""
+    sigma = jax.vmap(partial(hopfield.matched_sigma, snr_db=snr_db))(embeddings, mask=mask)
+    return jnp.where(mask, sigma[:, None], 0)[..., None]
+
+
+def correlation_rows(measured: Response) -> list[dict[str, Any]]:
+    """Correlation of the outputs at each of `RHOS`: their covariance over the variance."""
+    # Differences from rho = 0: what is constant in the noise drops out of them.
+    centered = measured.changes - measured.changes[..., :1]
+    columns = RHOS, *ratio(centered, centered[..., -1:])
+    signal, noise = np.sum(measured.power, axis=0)
+    shared = {"metric": "correlation", "corruption": "gaussian", "num_examples": len(centered)}
+    shared |= {"snr_db": float(10 * np.log10(signal / noise))}
+    names = ("level", "score", "standard_error", "noise_error")
+    return [shared | dict(zip(names, point, strict=True)) for point in zip(*columns, strict=True)]
+
+
+def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[dict[str, Any]]:
+    """Shares of the variance at the levels 1, 2, ..., and above those, with 95 % intervals."""
+    shared = {"metric": "level share", "corruption": "gaussian", "num_examples": num_texts}
+    shared["snr_db"] = snr_db
+    return [
+        shared | {"level": float(level), "score": share, "low": low, "high": high}
+        for level, (share, low, high) in enumerate(np.asarray(measured.shares).T.tolist(), 1)
+    ]
+
+
+def ratio(numerator: Any, denominator: Any) -> tuple[np.ndarray, ...]:
+    """Ratio of means over texts and draws, its standard error, and that for the given texts.
+
+    By the delta method. The first error takes texts and noise for random, the second noise alone.
+    The numerator is `(texts, draws, rhos)`, the denominator `(texts, draws, 1)` of the same draws.
+    """
+    top, bottom = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
+    texts, draws = top.shape[:2]
+    value = top.mean((0, 1)) / bottom.mean()
+    residual = (top - value * bottom) / bottom.mean()
+    error = residual.mean(1).std(0, ddof=1) / texts**0.5
+    noise_error = np.sqrt(residual.var(1, ddof=1).mean(0) / (texts * draws))
+    return value, error, noise_error
 
 
 def page(folder: Path) -> Page:
     """The page of a run."""
     frame = tidy.read(folder)
     titles = {name: models.title(name) for name in frame.model.unique()}
-    table = shown(frame)
-    lines = []
-    for (task, model, arm), rows in intervals(table, [*ARM, "head"]).groupby(ARM, sort=False):
-        cells = {row["head"]: report.bracketed(row) for _, row in rows.iterrows()}
-        name = f"{task}, {titles[str(model)]}, {arm}"
-        lines.append([name, *(cells.get(head, "–") for head in COLUMNS)])
-    tables = [report.Table(["", *COLUMNS], lines, "Means over seeds, 95 % intervals")]
-    if len(pairs := gaps(table)):
-        pairs["line"] = pairs.task + ", " + pairs.model.map(titles)
-        caption = "Trained models minus the first one"
-        tables.append(report.pivot(pairs, index="line", columns="head", caption=caption))
-    means = intervals(frame, [*ARM, "corruption", "metric", "level"])
-    drawn = pd.concat(
-        tidy.select(means, metric=metric, corruption=corruption).assign(panel=panel)
-        for panel, (metric, corruption) in PANELS.items()
-    )
-    drawn["row"] = drawn.task + ", " + drawn.arm
+    means = intervals(frame, ["task", "model", "arm", "metric", "level"])
+    ends, parts = ["mean", "low", "high"], []
+    for head, (metric, level, factor) in COLUMNS.items():
+        rows = tidy.select(means, metric=metric, level=level).assign(head=head)
+        rows[ends] *= factor
+        parts.append(rows)
+    shown = pd.concat(parts)
+    lines = shown.task + ", " + shown.model.map(titles) + ", " + shown.arm
+    caption = "Means over seeds, 95 % intervals"
+    table = influence.table(shown, lines, shown["head"], caption, digits=1)
+    drawn = tidy.select(means, metric="correlation")
+    drawn = drawn.assign(row=drawn.task + ", " + drawn.arm)
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
-    linear = drawn[drawn.metric == "correlation"].drop_duplicates(["row", "level"])
-    linear = linear.assign(model="linear", **dict.fromkeys(("mean", "low", "high"), linear.level))
+    linear = drawn.drop_duplicates(["row", "level"])
+    linear = linear.assign(model="linear", **dict.fromkeys(ends, linear.level))
     picture = report.facets(
-        "Stability of the output", pd.concat([drawn, linear]), x="level", row="row", col="panel",
+        "Correlation of the outputs", pd.concat([drawn, linear]), x="level", row="row",
         titles={**titles, "linear": "linear function"}, xlabel="correlation ρ of the noise",
         ylabel="", least_range=0.0,
     )  # fmt: skip
     pictures = {"encoder_stability": picture}
-    return Page("Noise stability of trained encoders", pictures=pictures, tables=tables)
-
-
-def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of `COLUMNS` in percent or points; `head` is the column."""
-    parts, scaled = [], ["score", "standard_error", "low", "high"]
-    for head, (metric, corruption, level, factor) in COLUMNS.items():
-        rows = tidy.select(frame, metric=metric, corruption=corruption, level=level)
-        rows = rows.assign(head=head)
-        rows[scaled] *= factor
-        parts.append(rows)
-    return pd.concat(parts)
-
-
-def gaps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns trained models minus the first, paired by seed, from `shown`: `tidy.summarize`."""
-    rows = table[table.arm == "trained"][["task", "model", "head", "seed", "score"]]
-    is_first = rows.model == rows.model.iloc[0]
-    first = rows[is_first].drop(columns="model")
-    return tidy.summarize(tidy.paired(rows[~is_first], first, on=["task", "head", "seed"]))
+    return Page("Noise stability of trained encoders", pictures=pictures, tables=[table])
 
 
 def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

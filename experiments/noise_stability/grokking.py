@@ -135,8 +135,6 @@ class Config(Run):
     """Number of relevant bits (the paper: 2 or 3)."""
     num_train: Annotated[int | None, optional("INT", "by budget")] = None
     """Training rows of every task."""
-    monitor: Literal["budget", "validation", "none"] = "budget"
-    """Loss monitored by the plateau schedule."""
 
 
 def run(config: Config) -> Path:
@@ -160,13 +158,11 @@ def page(folder: Path) -> Page:
     """The page of a run."""
     sweep = tidy.select(tidy.read(folder), metric="steps", model=outcomes.SWEEP)
     medians = sweep.pivot_table("score", ["task", "gamma"], "rho", aggfunc="median")
-    lines = [
-        [f"{task}, γ = {gamma:g}", *map("{:,.0f}".format, steps)]
-        for (task, gamma), steps in zip(medians.index, medians.to_numpy(), strict=True)
-    ]
-    heads = ["", *(f"ρ = {rho:g}" for rho in medians)]
-    tables = [report.Table(heads, lines, "Median steps at other γ and ρ")] if lines else []
-    return outcomes.page(folder, "Grokking with and without the regularizer", tables)
+    cells = medians.map("{:,.0f}".format).reset_index().astype(str)
+    heads = ["task", "γ", *(f"ρ = {rho:g}" for rho in medians)]
+    table = report.Table(heads, cells.to_numpy().tolist(), "Median steps at other γ and ρ")
+    title = "Grokking with and without the regularizer"
+    return outcomes.page(folder, title, [table] if len(cells) else [])
 
 
 def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Problem:
@@ -209,28 +205,21 @@ def resolved(config: Config) -> Budget:
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
         raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
-    settings: dict[Task, Setting] = {
-        task: budget.settings[task] for task in config.task if task in budget.settings
-    }
+    settings = {task: budget.settings[task] for task in config.task if task in budget.settings}
     if not settings:
         raise ValueError(f"--budget {config.budget} requires --task {' '.join(budget.settings)}")
     batches = max(ARMS[name].get("batches", 1) for name in budget.arm)
     for task, names in FLAGS.items():
         flags = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
-        if task not in settings:
-            if own := [name for name in flags if name != "num_train"]:
-                flag = own[0].replace("_", "-")
-                raise ValueError(f"--{flag} requires --task {task}, got {' '.join(settings)}")
+        if unused := {} if task in settings else flags.keys() - {"num_train"}:
+            flag = min(unused).replace("_", "-")
+            raise ValueError(f"--{flag} requires --task {task}, got {' '.join(settings)}")
+        if not (setting := settings.get(task)):
             continue
-        setting = settings[task]
         if flags.get("num_train", inf) < (largest := setting.batch_size * batches):
             raise ValueError(
                 f"--num-train must be at least a batch, {largest}, got {config.num_train}"
             )
-        settings[task] = replace(
-            setting,
-            data=setting.data | flags,
-            epochs=config.epochs or setting.epochs,
-            plateau={"budget": setting.plateau}.get(config.monitor, config.monitor != "none"),
-        )
+        epochs = config.epochs or setting.epochs
+        settings[task] = replace(setting, data=setting.data | flags, epochs=epochs)
     return budget._replace(settings=settings)

@@ -43,12 +43,10 @@ ENDS = 0.05  # share of the positions that counts as the beginning, and as the e
 PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
-SLIGHT = 1.1  # ratio of an end to the middle that is no shape yet
 INFLUENTIAL = 0.1  # share of the influence from which the paper counts a token
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 FIRST, LAST = "first / middle", "last / middle"
 UNIFORM, TEXT = "uniform tokens", "real text"
-PARTS = ("first", "last", "middle")
 
 
 class Budget(NamedTuple):
@@ -134,10 +132,9 @@ def run(config: Config) -> Path:
 def texts(
     folder: str, num_texts: int, num_tokens: int, *, text_file: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, without special tokens.
+    """Returns ids `(num_texts, num_tokens)` of uniform tokens, and of passages of a text file.
 
-    One kind is uniform tokens. With a `text_file`, the other is passages of that file. The
-    tokenizer is that of the model in `folder`.
+    The tokenizer is that of the model in `folder`; there are no special tokens.
     """
     vocabulary = read_tokenizer(folder)
     # BERT's vocabulary begins with tokens that it never met.
@@ -239,10 +236,7 @@ def random_weights(model: Pretrained, seed: int) -> Params:
 
 
 def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
-    """Returns rows of results.csv on the output: each position's mean, and `parts` of each text.
-
-    `values` are `(texts, tokens)` relative influences; `special` as in `parts`.
-    """
+    """Returns rows of results.csv on the output, from `(texts, tokens)` relative influences."""
     count, length = values.shape
     error = values.std(0, ddof=1) / np.sqrt(count)
     columns = {"level": np.arange(length), "score": values.mean(0), "standard_error": error}
@@ -271,10 +265,7 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
 
 
 def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
-    """Returns rows of results.csv on layers and heads, with 95 % intervals over texts.
-
-    `values` are `(texts, layers, 1 + heads, tokens)` relative influences; `special` as in `parts`.
-    """
+    """Returns rows on layers and heads, from influences `(texts, layers, 1 + heads, tokens)`."""
     each = parts(values, special=special)
     scores = {FIRST: each["first"] / each["middle"], LAST: each["last"] / each["middle"]}
     texts, layers, sites = (part.ravel() for part in np.indices(values.shape[:3]))
@@ -288,34 +279,31 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    By `corruption`, `weights` and `part`, first or last: geometric means with intervals over texts,
-    after draws of random weights are averaged within a text.
+    By `corruption`, `weights` and `part`, first or last: geometric means over texts.
     """
-    parts = frame[frame.metric.isin(PARTS)]
-    index = ["corruption", "weights", "model", "seed"]
-    table = parts.assign(weights=weights_of(parts)).pivot_table(
-        index=index, columns="metric", values="score", sort=False
-    )
-    logs = table.transform(np.log).reset_index()
-    each = pd.concat(
-        logs.assign(score=logs[end] - logs.middle, part=end) for end in ("first", "last")
-    )
-    keys = ["corruption", "weights", "part", "seed"]
-    means = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
+    keys = ["corruption", "weights", "model", "seed"]
+    wide = with_weights(frame).pivot_table("score", keys, "metric", sort=False)
+    logs = wide.transform(np.log).reset_index()
+    each = [logs.assign(part=end, score=logs[end] - logs.middle) for end in ("first", "last")]
+    means = over_texts(pd.concat(each))
     return means.assign(**{name: np.exp(means[name]) for name in ("mean", "low", "high")})
 
 
-def weights_of(rows: pd.DataFrame) -> pd.Series:
-    """Returns "trained" or "random" for rows of results.csv."""
-    return rows.model.str.split(" ").str[0]
+def with_weights(rows: pd.DataFrame) -> pd.DataFrame:
+    """Adds the column `weights`, "trained" or "random", to rows of results.csv."""
+    return rows.assign(weights=rows.model.str.split(" ").str[0])
+
+
+def over_texts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns `tidy.summarize` over texts, whose draws of random weights are averaged first."""
+    keys = ["corruption", "weights", "part", "seed"]
+    return tidy.summarize(rows.groupby(keys, sort=False)["score"].mean().reset_index())
 
 
 def juntas(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many tokens have `MOST` of the output's influence, as `ratios` does."""
-    counts = frame[(frame.metric == JUNTA) & (frame.site == "token")]
-    counts = counts.assign(weights=weights_of(counts), part=f"tokens with {MOST:.0%}")
-    keys = ["corruption", "weights", "part", "seed"]
-    return tidy.summarize(counts.groupby(keys, sort=False)["score"].mean().reset_index())
+    counts = with_weights(frame[(frame.metric == JUNTA) & (frame.site == "token")])
+    return over_texts(counts.assign(part=f"tokens with {MOST:.0%}"))
 
 
 def influential(frame: pd.DataFrame) -> pd.DataFrame:
@@ -323,33 +311,18 @@ def influential(frame: pd.DataFrame) -> pd.DataFrame:
 
     By `corruption`: `mean` is their number, `largest` the largest share; shares are means of texts.
     """
-    rows = frame[(frame.metric == "relative influence") & (frame.model == "trained")]
+    rows = tidy.select(frame, metric="relative influence", model="trained")
     shares = rows.score / rows.groupby("corruption").score.transform("sum")
-    counts = shares.groupby(rows.corruption, sort=False).agg(
-        mean=lambda share: (share >= INFLUENTIAL).sum(), largest="max"
-    )
-    counts = counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
-    return counts.assign(part=f"positions with {INFLUENTIAL:.0%}")
-
-
-def curved_heads(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many heads have a U-shape: `mean` of `num_heads`, by kind, weights and layer.
-
-    Both ends have over `SLIGHT` times the middle's influence, with intervals above 1.
-    """
-    heads = frame[frame.site.str.startswith("head")]
-    raised = heads.assign(raised=(heads.low > 1) & (heads.score > SLIGHT))
-    keys = ["corruption", "model", "level"]
-    both = raised.groupby([*keys, "site"], sort=False).raised.all()
-    counts = both.groupby(keys, sort=False).agg(mean="sum", num_heads="size")
-    return counts.reset_index().assign(metric="U-shaped heads", low=np.nan, high=np.nan)
+    groups = shares.groupby(rows.corruption, sort=False)
+    counts = groups.agg(mean=lambda share: (share >= INFLUENTIAL).sum(), largest="max")
+    return counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
 
 
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    curves = frame[frame.metric == "relative influence"]
-    curves = curves.assign(weights=weights_of(curves), variance=curves.standard_error**2)
+    curves = with_weights(frame[frame.metric == "relative influence"])
+    curves["variance"] = curves.standard_error**2
     lines = curves.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
         mean=("score", "mean"), variance=("variance", "sum"), count=("score", "size")
     )
@@ -359,22 +332,24 @@ def page(folder: Path) -> report.Page:
         lines.assign(low=lines["mean"] - half, high=lines["mean"] + half), x="level", hue="weights",
         col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
     )  # fmt: skip
-    output = pd.concat([ratios(frame), juntas(frame), influential(frame)])
+    tenth = influential(frame).assign(part=f"positions with {INFLUENTIAL:.0%}")
+    output = pd.concat([ratios(frame), juntas(frame), tenth])
     parts = output.part.replace({"first": FIRST, "last": LAST})
     states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
-    layers = pd.concat([states, curved_heads(frame)])
-    names = layers.corruption + ", " + layers.model + ", layer " + layers.level.map("{:g}".format)
+    names = states.corruption + ", " + states.model + ", layer " + states.level.map("{:g}".format)
     tables = [
         table(output, output.corruption + ", " + output.weights, parts, "Output"),
-        table(layers, names, layers.metric, "States and heads of layers"),
+        table(states, names, states.metric, "States of layers"),
     ]
     title = "Influence of tokens by position"
     return report.Page(title, pictures={"influence": picture}, tables=tables)
 
 
-def table(summary: pd.DataFrame, lines: pd.Series, heads: pd.Series, caption: str) -> report.Table:
+def table(
+    summary: pd.DataFrame, lines: pd.Series, heads: pd.Series, caption: str, digits: int = 2
+) -> report.Table:
     """One cell for each row of a table as of `tidy.summarize`."""
-    texts = [report.bracketed(row, digits=2) for _, row in summary.iterrows()]
+    texts = [report.bracketed(row, digits=digits) for _, row in summary.iterrows()]
     cells = pd.Series(texts, pd.MultiIndex.from_arrays([lines, heads]))
     grid = cells.unstack(fill_value="–", sort=False)
     return report.Table(["", *map(str, grid)], [list(line) for line in grid.itertuples()], caption)

@@ -1,13 +1,11 @@
 """Random and trained layers and networks, to measure the theory's formulas on."""
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 Weights = list[Array]
@@ -67,10 +65,7 @@ def attention_map(x: Float[Array, "tokens width"], w: Array) -> Float[Array, "to
 def random_transformer(
     key: PRNGKeyArray, *, width: int, depth: int, value_norm: float, structured: bool
 ) -> Weights:
-    r"""Attention's W and W_V of every layer, stacked.
-
-    W is the identity if `structured`, else N(0, 1); columns of W_V have norm `value_norm`.
-    """
+    """Every layer's W, the identity if `structured`, and W_V with columns of norm `value_norm`."""
     for_scores, for_values = jax.random.split(key)
     shape = (depth, width, width)
     scores = jnp.broadcast_to(jnp.eye(width), shape)
@@ -111,40 +106,3 @@ def process_pair(mean: Array, std: Array, scale: Array) -> Sampler:
 
 # Entries uniform on [-1, 1].
 uniform_pair = redrawing_pair(partial(jax.random.uniform, minval=-1))
-
-
-def mlp(params: Weights, x: Float[Array, " inputs"]) -> Float[Array, ""]:
-    """A ReLU network with one output; the last row of each matrix is its bias."""
-    *hidden, last = params
-    for layer in hidden:
-        x = jax.nn.relu(x @ layer[:-1] + layer[-1])
-    return (x @ last[:-1] + last[-1])[0]
-
-
-def init_mlp(key: PRNGKeyArray, sizes: tuple[int, ...]) -> Weights:
-    """He-initialized matrices with a row of zero biases."""
-    keys = jax.random.split(key, len(sizes) - 1)
-    return [
-        jnp.pad(jax.random.normal(key, pair) * (2 / pair[0]) ** 0.5, ((0, 1), (0, 0)))
-        for key, pair in zip(keys, itertools.pairwise(sizes), strict=True)
-    ]
-
-
-def train_mlp(
-    params: Weights, key: PRNGKeyArray, target: Callable[[Array], Array], *, steps: int
-) -> Weights:
-    """Fits `target` on fresh standard normal inputs by least squares."""
-    optimizer = optax.adam(1e-3)
-
-    def loss(params: Weights, x: Array) -> Array:
-        return jnp.mean(jnp.square(jax.vmap(lambda x: mlp(params, x) - target(x))(x)))
-
-    def step(carry: tuple[Weights, Any], key: PRNGKeyArray) -> tuple[tuple[Weights, Any], None]:
-        params, state = carry
-        x = jax.random.normal(key, (256, params[0].shape[0] - 1))
-        updates, state = optimizer.update(jax.grad(loss)(params, x), state)
-        return (jax.tree.map(jnp.add, params, updates), state), None
-
-    keys = jax.random.split(key, steps)
-    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
-    return params

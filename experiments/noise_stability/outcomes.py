@@ -18,7 +18,6 @@ from experiments.tidy import CONFIDENCE, MIN_SEEDS
 RESAMPLES = 10_000
 SWEEP, BASELINE = "sweep", "baseline"
 DRAWN = ("baseline", "stability_reg", "stability_reg-negative")  # more curves tangle
-FITTED = 0.8  # accuracy that counts as learned; a tenth of parity's training labels is wrong
 
 median = partial(np.median, axis=-1)  # infinities are the largest numbers
 
@@ -35,11 +34,7 @@ class Interval(NamedTuple):
 
 
 def median_time(times: np.ndarray) -> Interval:
-    """Median over runs, `(runs,)`, inf for never, with a percentile bootstrap interval.
-
-    Raises:
-        ValueError: There are fewer than two runs.
-    """
+    """Median over runs, `(runs,)`, inf for never, with a percentile bootstrap interval."""
     medians = median(_resampled(times[None])[0])
     return Interval(float(median(times)), *_ends(medians, medians, len(times)))
 
@@ -60,9 +55,6 @@ def reduction(
         and the upper end is 100. If the median of `times` is never, the value and the lower end are
         minus infinity, and that time replaces it in the upper end. The value is nan if both are
         never, or if the runs of `times` were followed for less than the baseline's median.
-
-    Raises:
-        ValueError: There are fewer than two runs.
     """
     both = np.stack([times, baseline])
     drawn, (own, other) = _resampled(both), followed
@@ -101,39 +93,18 @@ def _ends(least: np.ndarray, most: np.ndarray, runs: int) -> tuple[float, float]
     return float(low), float(high)
 
 
-class Times(NamedTuple):
-    """When the runs of an arm reached the target."""
+def saved(arm: pd.DataFrame, baseline: pd.DataFrame, *, compute: bool = False) -> Interval:
+    """Percent fewer steps than the baseline to the target, or less compute.
 
-    task: str
-    arm: str
-    steps: np.ndarray  # (runs,), in the order of the seeds; inf for never
-    horizon: float  # steps that the runs were followed
-    rows_per_step: float  # through the network, noisy copies included
-
-
-def read_times(frame: pd.DataFrame) -> list[Times]:
-    """Returns the times of every arm but the sweep, from `tidy.read`."""
-    rows = tidy.select(frame, metric="steps").sort_values("seed", kind="stable")
-    return [
-        Times(str(task), str(arm), each.score.to_numpy(), *map(float, followed))
-        for (task, arm), each in rows[rows.model != SWEEP].groupby(["task", "model"], sort=False)
-        for followed in each[["horizon", "rows_per_step"]].to_numpy()[:1]
+    Both are rows of results.csv on the steps of an arm, in the order of the seeds.
+    """
+    scaled = [
+        each[["score", "horizon"]].mul(each.rows_per_step if compute else 1.0, axis=0)
+        for each in (arm, baseline)
     ]
-
-
-def saved(arm: Times, baseline: Times, *, compute: bool = False) -> Interval:
-    """Percent fewer steps than the baseline to the target, or less compute."""
-    ours, theirs = (each.rows_per_step if compute else 1.0 for each in (arm, baseline))
-    followed = arm.horizon * ours, baseline.horizon * theirs
-    return reduction(arm.steps * ours, baseline.steps * theirs, followed=followed)
-
-
-def delay(curves: pd.DataFrame) -> float:
-    """How many times later validation than training rows are predicted, by an arm's curves."""
-    fitted, generalized = (
-        curves.step[curves[name] >= FITTED].min() for name in ("train_accuracy", "accuracy")
-    )
-    return generalized / fitted
+    ours, theirs = (each.score.to_numpy() for each in scaled)
+    ends = [float(each.horizon.iloc[0]) for each in scaled]
+    return reduction(ours, theirs, followed=(ends[0], ends[1]))
 
 
 def text(interval: Interval) -> str:
@@ -145,20 +116,17 @@ def text(interval: Interval) -> str:
 
 def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> report.Page:
     """The page of a run; `tables` are further ones of the experiment."""
-    times = read_times(tidy.read(folder))
-    curves = pd.read_csv(folder / "curves.csv")
-    baselines = {each.task: each for each in times if each.arm == BASELINE}
-    lines = [
-        [
-            f"{each.task}, {each.arm}",
-            f"{np.isfinite(each.steps).sum()} of {len(each.steps)}",
-            text(median_time(each.steps)),
-            *(text(saved(each, baselines[each.task], compute=unit)) for unit in (False, True)),
-            report.number(delay(tidy.select(curves, task=each.task, arm=each.arm))),
-        ]
-        for each in times
-    ]
-    heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %", "delay, ×"]
+    steps = tidy.select(tidy.read(folder), metric="steps").sort_values("seed", kind="stable")
+    curves, lines = pd.read_csv(folder / "curves.csv"), []
+    for (task, arm), rows in steps[steps.model != SWEEP].groupby(["task", "model"], sort=False):
+        baseline = tidy.select(steps, task=task, model=BASELINE)
+        lines.append([
+            f"{task}, {arm}",
+            f"{np.isfinite(rows.score).sum()} of {len(rows)}",
+            text(median_time(rows.score.to_numpy())),
+            *(text(saved(rows, baseline, compute=unit)) for unit in (False, True)),
+        ])  # fmt: skip
+    heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %"]
     metrics = {
         "validation accuracy": curves.accuracy,
         "training accuracy": curves.train_accuracy,

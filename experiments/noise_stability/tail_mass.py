@@ -4,8 +4,8 @@ Paper: Haris, Zhang and Yoshida (2026), Lemma 1 and Table 1. Claim: at degree 15
 does, by a factor of 2 to 10.
 
 Command: `python -m experiments tail-mass --pretrained FOLDER --data-dir DIR`. FOLDER has a BERT or
-RoBERTa in the Hugging Face layout; DIR has `glue_data/SST-2/` and `wikitext-2/`. Seven minutes on
-two cores for six layers of width 384.
+RoBERTa in the Hugging Face layout; DIR has `wikitext-2/`. Seven minutes on two cores for six layers
+of width 384.
 
 Expected: the claim holds only for functions whose influence lies above that degree. MiniLM's does
 not.
@@ -35,7 +35,7 @@ class that it predicts for the unchanged text. W^k is averaged over texts, and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,46 +50,31 @@ from experiments import predict, report, runner, tidy
 from experiments.models import load_encoder, weights_digest
 from experiments.noise_stability import influence
 from experiments.settings import Shared, budget_of, by_budget, optional
-from hopfax.data import read_tokenizer, reported_rows
-from hopfax.data.tokenize import text_tokenizer
+from hopfax.data import read_tokenizer
 from hopfax.nn import Encoder, Functional, Params, Pretrained
-from hopfax.stability import walsh_weights
 
 REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
-PAPER_DEGREE = 15  # of Table 1
-DEGREES = (2, 4)  # of the few tokens whose weights are exact
-RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
-FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
+DEGREE = 15  # of Table 1: T
+RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)
 PAIRS = 2  # pairs of bits flipped together, a draw
-TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
+MARKOV, LEMMA = "influence: I/T", "stability: Lemma 1"
 D = "D"
-HEADS = (TAIL, MARKOV, LEMMA, D)
-# Estimate -> the factor of W^k in its sum over k.
-SUMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "variance": lambda k: k > 0,
-    "second moment": lambda k: k >= 0,
-    "influence": lambda k: k,
-    "pairs": lambda k: k * (k - 1),
-}
 # (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
 Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
-Texts = tuple[np.ndarray, np.ndarray]  # ids and their replacements, without special tokens
 
 
 class Budget(NamedTuple):
     """Size of a run; the fields are flags of `Config`."""
 
-    num_texts: int
-    num_bits: int
     num_long: int
     num_tokens: int
     num_draws: int
 
 
 BUDGETS = {
-    "smoke": Budget(3, 5, 3, 20, 4),
-    "laptop": Budget(10, 12, 8, 256, 16),
-    "paper": Budget(100, 14, 50, 256, 100),
+    "smoke": Budget(3, 20, 4),
+    "laptop": Budget(8, 256, 16),
+    "paper": Budget(50, 256, 100),
 }
 
 
@@ -101,14 +86,10 @@ class Config(Shared):
     """Run of `fine-tuning` on a task with single texts, whose classifier is measured."""
     model: Annotated[str | None, optional("NAME", "the run's only model")] = None
     """Model of the run, fine-tuned from --pretrained; of its first seed."""
-    num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
-    """Sentences of SST-2 whose weights are exact; at least 3."""
-    num_bits: Annotated[int | None, by_budget("num_bits", "INT", BUDGETS)] = None
-    """Their tokens, in [5, 20]; longer sentences are cut, shorter ones left out."""
     num_long: Annotated[int | None, by_budget("num_long", "INT", BUDGETS)] = None
-    """Passages of WikiText-2 with Monte Carlo estimates; at least 3."""
+    """Passages of WikiText-2; at least 3."""
     num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", BUDGETS)] = None
-    """Their tokens; at least 20."""
+    """Tokens of a passage; at least 20."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent draws of their bits; at least 3."""
 
@@ -120,8 +101,6 @@ def run(config: Config) -> Path:
         raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
     if budget.num_draws < 3:
         raise ValueError(f"--num-draws must be >= 3, got {budget.num_draws}")
-    if not 5 <= budget.num_bits <= 20:
-        raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
     model = load_encoder(config.pretrained)
     start, end = map(tuple, influence.special_tokens(config.pretrained))
     if budget.num_tokens + len(start) + len(end) > model.max_length:
@@ -129,11 +108,8 @@ def run(config: Config) -> Path:
             f"--num-tokens must leave room for {len(start) + len(end)} special tokens in the "
             f"model's {model.max_length} positions, got {budget.num_tokens}"
         )
-    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
-    sizes = budget.num_long, budget.num_tokens
-    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
-    others = influence.texts(config.pretrained, budget.num_texts, budget.num_bits)
-    sentences = sentences_of(config, budget), others[influence.UNIFORM]
+    sizes, file = (budget.num_long, budget.num_tokens), "wikitext-2/wiki.test.tokens"
+    kinds = influence.texts(config.pretrained, *sizes, text_file=f"{config.data_dir}/{file}")
     passages = kinds[influence.TEXT], kinds[influence.UNIFORM]
     if config.run:
         of_seeds = predict.load(predict.Config(run=config.run, model=config.model, texts=()))
@@ -142,47 +118,28 @@ def run(config: Config) -> Path:
             raise ValueError(f"--run must be of a model of --pretrained, got {config.run}")
         output, fine_tuned = probability(classifier.model), classifier.params
         before = classifier.model.init(jax.random.key(0))
-        every_weights = {"fine-tuned": fine_tuned, "pretrained": before}
+        by_weights = {"fine-tuned": fine_tuned, "pretrained": before}
     else:
         output, random = embedding(model), influence.random_weights(model, 0)
-        every_weights = {"trained": model.params, "random": random}
-    agree = partial(agreement, output, (start, end))
-    settings: dict[str, tuple[Texts, Any]] = {
-        "exact": (sentences, exact),
-        "Monte Carlo": (passages, partial(monte_carlo, num_draws=budget.num_draws)),
-    }
+        by_weights = {"trained": model.params, "random": random}
+    agree = jax.jit(partial(agreement, output, (start, end)))
 
-    def measure(weights: str, setting: str, on_progress: Any) -> dict[str, Any]:
-        texts, measured = settings[setting]
+    def measure(weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
         tables = []
-        for seed, table in enumerate(measured(agree, every_weights[weights], texts)):
-            tables.append(table.assign(task=setting, model=weights, seed=seed))
-            on_progress(len(tables) / len(texts[0]))
-        return {"results": pd.concat(tables).assign(corruption="replaced tokens", site="token")}
+        for seed, (ids, others) in enumerate(zip(*passages, strict=True)):
+            bits = draw(np.random.default_rng(seed), budget.num_draws, budget.num_tokens)
+            values = np.asarray(agree(params, ids, others, bits), float)
+            tables.append(estimates(values, budget.num_tokens).assign(seed=seed))
+            on_progress(len(tables) / budget.num_long)
+        shared = {"task": "Monte Carlo", "corruption": "replaced tokens", "site": "token"}
+        return {"results": pd.concat(tables).assign(model=weights, **shared)}
 
     jobs = [
-        runner.Job(f"{weights} weights, {setting}", partial(measure, weights, setting))
-        for weights in every_weights
-        for setting in settings
+        runner.Job(f"{weights} weights", partial(measure, weights, params))
+        for weights, params in by_weights.items()
     ]
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     return runner.fill("tail-mass", config, jobs, page, plan=plan)
-
-
-def sentences_of(config: Config, budget: Budget) -> np.ndarray:
-    """Returns the first sentences of SST-2's dev file that have enough tokens, cut to these."""
-    assert config.pretrained
-    tokenizer, size = text_tokenizer(read_tokenizer(config.pretrained)), budget.num_bits
-    sentences = (
-        tokenizer.encode(row.texts[0][0], add_special_tokens=False).ids
-        for row in reported_rows("sst2", data_dir=config.data_dir)
-    )
-    bodies = [ids[:size] for ids in sentences if len(ids) >= size]
-    if len(bodies) < budget.num_texts:
-        raise ValueError(
-            f"SST-2 must have {budget.num_texts} sentences of {size} tokens, got {len(bodies)}"
-        )
-    return np.array(bodies[: budget.num_texts])
 
 
 def embedding(model: Pretrained) -> Output:
@@ -211,42 +168,18 @@ def agreement(
     output: Output, special: tuple[tuple[int, ...], ...], params: Params,
     ids: jax.Array, others: jax.Array, bits: jax.Array,
 ) -> jax.Array:  # fmt: skip
-    """Returns the product of the unchanged text's reference and the changed text's output."""
+    """Returns products of the unchanged text's reference and changed texts' outputs.
+
+    `bits` are `(draws, groups, tokens)`; the result is `(draws, groups)`.
+    """
     start, end = (jnp.array(each, ids.dtype) for each in special)
-    unchanged, changed = (
-        jnp.concatenate([start, body, end]) for body in (ids, jnp.where(bits > 0, ids, others))
-    )
-    # Apart, so that `vmap` over bits computes the first only once.
-    return output(params, unchanged)[1] @ output(params, changed)[0]
 
+    def of_body(body: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return output(params, jnp.concatenate([start, body, end]))
 
-def exact(agree: Callable[..., jax.Array], params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
-    """Yields the weights of each text's function."""
-    num_bits = texts[0].shape[1]
-
-    @jax.jit
-    def measure(*fixed: Any) -> jax.Array:
-        return walsh_weights(partial(agree, *fixed), num_bits=num_bits, batch_size=256)
-
-    for text in zip(*texts, strict=True):
-        weights = np.asarray(measure(params, *text), float)
-        table = pd.DataFrame({"level": np.arange(num_bits + 1), "score": weights})
-        yield table.assign(metric="weight", num_examples=2**num_bits)
-
-
-def monte_carlo(
-    agree: Callable[..., jax.Array], params: Params, texts: Texts, num_draws: int
-) -> Iterator[pd.DataFrame]:
-    """Yields estimates of each text's function, see `estimates`."""
-    num_bits = texts[0].shape[1]
-
-    @jax.jit
-    def measure(bits: jax.Array, *fixed: Any) -> jax.Array:
-        return jax.lax.map(jax.vmap(partial(agree, *fixed)), bits)
-
-    for number, text in enumerate(zip(*texts, strict=True)):
-        bits = draw(np.random.default_rng(number), num_draws, num_bits)
-        yield estimates(np.asarray(measure(bits, params, *text), float), num_bits)
+    _, reference = of_body(ids)
+    changed = jax.vmap(lambda kept: reference @ of_body(jnp.where(kept > 0, ids, others))[0])
+    return jax.lax.map(changed, bits)
 
 
 def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
@@ -278,10 +211,9 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
     flips, both = np.split(values[:, 1 + len(RHOS) :], [-PAIRS], axis=1)
     second = x - flips[:, : 2 * PAIRS : 2] - flips[:, 1 : 2 * PAIRS : 2] + both
     by_draw = {
-        # Σ k W^k, Σ k (k - 1) W^k, E f²
+        # Σ k W^k, Σ k (k - 1) W^k
         ("influence", np.nan): num_bits / 4 * np.square(x - flips).mean(1),
         ("pairs", np.nan): num_bits * (num_bits - 1) / 16 * np.square(second).mean(1),
-        ("second moment", np.nan): np.square(of_pairs).mean(1),
         # Bessel: the noisy copies of one x are not independent, different draws are.
         ("variance", np.nan): np.square(of_pairs - of_pairs.mean()).mean(1),
     }
@@ -297,45 +229,27 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
 
 
 def bounds(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the bounds and the exact weight of high degree, as shares of the variance.
+    """Returns the bounds on the weight of high degree, as shares of the variance.
 
-    `tidy.summarize`'s table of `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
-    `LEMMA`, `D` and "variance", a share of the second moment) and `rho` (1 where there is none).
+    `tidy.summarize`'s table of `degree` (T), `weights`, `quantity` (`MARKOV`, `LEMMA` or `D`) and
+    `rho` (1 where there is none).
     """
     parts = []
-    for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
-        wide = rows.fillna({"level": 0.0}).pivot(
-            index="seed", columns=["metric", "level"], values="score"
-        )
-        if setting == "exact":
-            levels = wide["weight"].sort_index(axis=1).to_numpy()
-            k = np.arange(levels.shape[1])
-            sums = {name: levels @ factor(k) for name, factor in SUMS.items()}
-            distances = {rho: levels @ (1 - rho**k) for rho in FINE}
-            tails, where = {t: levels @ (k >= t) for t in DEGREES}, f"{k[-1]} tokens"
-        else:
-            sums = {name: wide[name, 0.0].to_numpy() for name in SUMS}
-            distances = {rho: wide["distance", rho].to_numpy() for rho in RHOS}
-            tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
-        variance, influences = sums["variance"], sums["influence"]
-        for degree, tail in tails.items():
-            shared = {"panel": f"{where}, T = {degree}", "degree": degree, "weights": weights}
-            each: dict[tuple[str, float], tuple[Any, Any]] = {
-                (MARKOV, 1.0): (influences / degree, variance),
-                (D, 1.0): (influences + sums["pairs"], influences),
-                ("variance", 1.0): (variance, sums["second moment"]),
-            }
-            if tail is not None:
-                each[TAIL, 1.0] = tail, variance
-            for rho, distance in distances.items():
-                each[LEMMA, rho] = distance / (1 - rho**degree), variance
-            for (quantity, rho), (over, under) in each.items():
-                scores = {"seed": np.arange(len(over)), "score": ratios(over, under)}
-                parts.append(pd.DataFrame(scores).assign(**shared, quantity=quantity, rho=rho))
-    return tidy.summarize(pd.concat(parts))
+    rows = frame[frame.metric != "weight"].fillna({"level": 0.0})
+    for weights, own in rows.groupby("model", sort=False):
+        of = own.pivot(index="seed", columns=["metric", "level"], values="score")
+        variance, influences = of["variance", 0.0], of["influence", 0.0]
+        each = {
+            (MARKOV, 1.0): (influences / DEGREE, variance),
+            (D, 1.0): (influences + of["pairs", 0.0], influences),
+        } | {(LEMMA, r): (of["distance", r] / (1 - r**DEGREE), variance) for r in RHOS}
+        for (quantity, rho), pair in each.items():
+            scores = ratios(*pair).rename("score").reset_index()
+            parts.append(scores.assign(weights=weights, quantity=quantity, rho=rho))
+    return tidy.summarize(pd.concat(parts).assign(degree=DEGREE))
 
 
-def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+def ratios(over: pd.Series, under: pd.Series) -> pd.Series:
     """Returns the jackknife's values of a ratio of sums over texts.
 
     Their mean and its interval are those of the ratio, without its bias of order 1/texts.
@@ -347,22 +261,17 @@ def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
 
 def page(folder: Path) -> report.Page:
     """The page of a run."""
-    table = bounds(tidy.read(folder))
-    lines = []
-    for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
-        lemma = rows[rows.quantity == LEMMA]
-        best: Any = lemma.sort_values("mean").iloc[0]
-        cells = {row.quantity: report.bracketed(row, digits=2) for _, row in rows.iterrows()}
-        cells[LEMMA] = f"{report.bracketed(best, digits=2)} at ρ = {best.rho:g}"
-        lines.append([f"{panel}, {weights}", *(cells.get(head, "–") for head in HEADS)])
-    curves = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
-    is_curve, by = curves.quantity == LEMMA, ["panel", "weights"]
-    flat = curves[~is_curve].drop(columns="rho").merge(curves[is_curve][[*by, "rho"]], on=by)
+    means = bounds(tidy.read(folder))
+    lemma, others = (means[(means.quantity == LEMMA) == each] for each in (True, False))
+    best = lemma.loc[lemma.groupby("weights", sort=False)["mean"].idxmin()]
+    shown = pd.concat([others, best])
+    caption = "D, and shares of the variance"
+    flat = others[others.quantity == MARKOV].drop(columns="rho")
     picture = report.facets(
-        "Weight of degree T, and two bounds", pd.concat([flat, curves[is_curve]]), x="rho",
-        hue="quantity", col="panel", row="weights", xlabel="ρ", ylabel="share of the variance",
-        least_range=0.1,
+        "Bounds on the weight of high degree",
+        pd.concat([flat.merge(lemma[["weights", "rho"]], on="weights"), lemma]), x="rho",
+        hue="quantity", row="weights", xlabel="ρ", ylabel="share of the variance", least_range=0.1,
     )  # fmt: skip
-    table = report.Table(["", *HEADS], lines, "Shares of the variance, and D")
+    table = influence.table(shown, shown.weights, shown.quantity, caption)
     title = "Bounds on the weight of high degree"
     return report.Page(title, pictures={"tail_mass": picture}, tables=[table])

@@ -102,11 +102,6 @@ class Splits(NamedTuple):
     test: Rows
 
 
-def test_accuracy(network: Decoder, splits: Splits) -> dict[str, Array]:
-    """The share of test rows that are predicted."""
-    return {"test_accuracy": _accuracy(network(splits.test.ids), splits.test.labels)}
-
-
 class Problem(NamedTuple):
     """What all arms of a comparison share."""
 
@@ -118,7 +113,6 @@ class Problem(NamedTuple):
     num_tokens: int  # size of the vocabulary
     epochs: int  # maximum number
     target: float  # validation accuracy to reach, in [0, 1]
-    evaluate: Callable[[Decoder, Splits], dict[str, Array]] = test_accuracy  # of a run at its end
 
     def reached(self, history: Epoch) -> np.ndarray:
         """`(runs,)` epochs, counted from 1, until the target accuracy; inf for never."""
@@ -164,12 +158,12 @@ class Arm(NamedTuple):
         return static.batch_size * (1 + noisy)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Everything that the trained runs depend on."""
+    def settings(self) -> str:
+        """Everything that the trained runs depend on, as JSON."""
         digest, problem = hashlib.sha256(), self.problem
         for part in jax.tree.leaves(problem.splits):
             digest.update(np.ascontiguousarray(part).tobytes())
-        return {
+        settings = {
             "format": FORMAT,
             "problem": plain(problem.settings),
             "static": plain(self.static),
@@ -179,11 +173,12 @@ class Arm(NamedTuple):
             "target": problem.target,
             "rows": digest.hexdigest()[:16],
         }
+        return json.dumps(settings, sort_keys=True)
 
     @property
     def file(self) -> str:
         """Its file in `runs/cells/`."""
-        return f"{hashlib.sha256(_json(self.settings)).hexdigest()[:12]}.npz"
+        return f"{hashlib.sha256(self.settings.encode()).hexdigest()[:12]}.npz"
 
 
 def jobs(config: Any, arms: Sequence[Arm]) -> list[runner.Job]:
@@ -237,18 +232,15 @@ def _read_arm(stored: Path) -> tuple[Epoch, dict[str, np.ndarray]] | None:
 
 def _store(arm: Arm, stored: Path, unfinished: Path, on_progress: Callable[..., None]) -> None:
     settings, problem = arm.settings, arm.problem
-    with Checkpoints(unfinished, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
+    config = json.loads(settings)
+    with Checkpoints(unfinished, config=config, interval=CHECKPOINT_SECONDS) as checkpoints:
         history, params = train_runs(arm, checkpoints, on_progress)
-    final = evaluate_runs(problem.model, problem.evaluate, params, problem.splits)
+    final = evaluate(problem.model, params, problem.splits)
     arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
     buffer = io.BytesIO()
     as_float: Any = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
-    np.savez_compressed(buffer, settings=np.array(_json(settings).decode()), **as_float)
+    np.savez_compressed(buffer, settings=np.array(settings), **as_float)
     write_whole(stored, buffer.getvalue())
-
-
-def _json(settings: dict[str, Any]) -> bytes:
-    return json.dumps(settings, sort_keys=True).encode()
 
 
 def train_runs(
@@ -301,12 +293,15 @@ def initialize(model: Functional[Decoder], keys: Array) -> State:
     return jax.vmap(init)(keys)
 
 
-@partial(jax.jit, static_argnames=("model", "evaluate"))
-def evaluate_runs(
-    model: Functional[Decoder], evaluate: Any, params: Params, splits: Splits
-) -> dict[str, Array]:
-    """Final measurements of runs."""
-    return jax.vmap(partial(model.apply, method=evaluate))(params, splits)
+@partial(jax.jit, static_argnames="model")
+def evaluate(model: Functional[Decoder], params: Params, splits: Splits) -> dict[str, Array]:
+    """Accuracies of runs on all splits."""
+
+    def of_run(network: Decoder, splits: Splits) -> dict[str, Array]:
+        parts = splits._asdict().items()
+        return {f"{name}_accuracy": _accuracy(network(x.ids), x.labels) for name, x in parts}
+
+    return jax.vmap(partial(model.apply, method=of_run))(params, splits)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)

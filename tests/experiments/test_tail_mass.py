@@ -1,12 +1,10 @@
-"""Bounds on weight of high degree: exact weights, unbiased estimates, the page."""
+"""Bounds on weight of high degree: the function of bits, unbiased estimates, the page."""
 
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pandas as pd
 import pytest
 from nn import checkpoints
@@ -17,7 +15,7 @@ from hopfax.nn import load_pretrained, tinybert
 from hopfax.stability import spectral_tail_bound
 
 
-def test_exact_weights_are_those_of_all_replacements(tmp_path):
+def test_the_function_of_an_embedding_is_the_cosine_to_the_unchanged_text(tmp_path):
     rng = np.random.default_rng(0)
     # Without biases the tokens decide more.
     tensors = {
@@ -25,7 +23,7 @@ def test_exact_weights_are_those_of_all_replacements(tmp_path):
         for name, shape in checkpoints.shapes("bert").items()
     }
     model = load_pretrained(checkpoints.save(tmp_path, checkpoints.CONFIGS["bert"], tensors))
-    ids, others = np.array([[5, 6, 7, 8]]), np.array([[9, 10, 11, 4]])
+    ids, others = jnp.array([5, 6, 7, 8]), jnp.array([9, 10, 11, 4])
 
     def embedding(ids):
         embeddings = model.embed(jnp.array([[1, *ids, 2]]))
@@ -33,23 +31,23 @@ def test_exact_weights_are_those_of_all_replacements(tmp_path):
         mean = np.asarray(states, float).mean(0)
         return mean / np.linalg.norm(mean)
 
-    table = []
-    for number in range(16):
-        changed = [number >> place & 1 for place in range(4)]
-        table.append(embedding(np.where(changed, others, ids)[0]) @ embedding(ids[0]))
-    agree = partial(tail_mass.agreement, tail_mass.embedding(model), ((1,), (2,)))
-    (frame,) = tail_mass.exact(agree, model.params, (ids, others))
-    assert table[0] == pytest.approx(1) and min(table) < 0.9
-    np.testing.assert_allclose(frame.score, oracles.walsh_weights(table, 4), rtol=1e-3, atol=1e-6)
+    bits = np.array([[[1, 1, 1, 1], [1, -1, 1, -1]], [[-1, -1, -1, -1], [1, 1, 1, -1]]])
+    expected = [
+        [embedding(np.where(x > 0, ids, others)) @ embedding(ids) for x in of] for of in bits
+    ]
+    output = tail_mass.embedding(model)
+    values = tail_mass.agreement(output, ((1,), (2,)), model.params, ids, others, bits)
+    assert expected[0][0] == pytest.approx(1) and np.min(expected) < 0.95
+    np.testing.assert_allclose(values, expected, rtol=1e-4)
 
 
 def test_the_function_of_a_classifier_is_the_probability_of_its_class():
     model = tinybert(12, 3, width=8, num_layers=1, ff_width=8, max_length=8)
     params = jax.tree.map(lambda leaf: 9 * leaf, model.init(jax.random.key(0)))
-    ids, others, bits = jnp.array([5, 6]), jnp.array([7, 8]), jnp.array([1.0, -1.0])
+    ids, others, bits = jnp.array([5, 6]), jnp.array([7, 8]), jnp.array([[[1.0, -1.0]]])
     output = tail_mass.probability(model)
     agreement = jax.jit(tail_mass.agreement, static_argnums=(0, 1))
-    value = agreement(output, ((1,), (2,)), params, ids, others, bits)
+    ((value,),) = agreement(output, ((1,), (2,)), params, ids, others, bits)
     texts, mask = jnp.array([[1, 5, 6, 2], [1, 5, 8, 2]]), jnp.ones((2, 4), bool)
     before, after = jax.nn.softmax(jax.jit(model.apply)(params, texts, mask).logits)
     assert value == pytest.approx(float(after[before.argmax()]), abs=1e-5)
@@ -67,7 +65,6 @@ def test_estimates_are_unbiased_with_right_errors():
     expected = {
         ("influence", -1): weights @ k,
         ("pairs", -1): weights @ (k * (k - 1)),
-        ("second moment", -1): weights.sum(),
         ("variance", -1): weights[1:].sum(),
         **{("distance", rho): weights @ (1 - rho**k) for rho in tail_mass.RHOS},
     }
@@ -94,52 +91,47 @@ def test_the_variance_of_few_draws_is_unbiased():
     assert np.mean(found) == pytest.approx(1, abs=5 * np.std(found) / 1000**0.5)
 
 
+WEIGHTS = np.array([[0.5, 1 + 0.1 * extra, 0.1, 0, 0, 0, 0.2] for extra in range(5)])
+DEGREES = np.arange(7)
+
+
 @pytest.fixture
 def frame():
-    """Results of texts with known weights, exact and estimated without error."""
-    rng, tables = np.random.default_rng(0), []
-    for name in ("trained", "random"):
-        for seed in range(5):
-            weights = np.array([0.5, 1 + 0.1 * rng.random(), 0.1, 0, 0, 0, 0])
-            k = np.arange(len(weights))
-            exact = pd.DataFrame({"metric": "weight", "level": k, "score": weights})
-            rows = [("variance", 0, weights[1:].sum()), ("influence", 0, weights @ k),
-                    ("second moment", 0, weights.sum()),
-                    ("pairs", 0, weights @ (k * (k - 1)))]  # fmt: skip
-            rows += [("distance", rho, weights @ (1 - rho**k)) for rho in tail_mass.RHOS]
-            estimated = pd.DataFrame(rows, columns=["metric", "level", "score"])
-            for task, table in (("exact", exact), ("Monte Carlo", estimated)):
-                tables.append(table.assign(task=task, model=name, seed=seed))
-    return pd.concat(tables).assign(corruption="replaced tokens")
+    """Results of texts with known weights, estimated without error."""
+    sums = {"variance": DEGREES > 0, "influence": DEGREES, "pairs": DEGREES * (DEGREES - 1)}
+    parts = {(name, np.nan): factor for name, factor in sums.items()}
+    parts |= {("distance", rho): 1 - rho**DEGREES for rho in tail_mass.RHOS}
+    tables = [
+        pd.DataFrame({"metric": metric, "level": level, "score": WEIGHTS @ factor, "model": model,
+                      "seed": range(5)})
+        for (metric, level), factor in parts.items()
+        for model in ("trained", "random")
+    ]  # fmt: skip
+    return pd.concat(tables).assign(corruption="replaced tokens", task="Monte Carlo")
 
 
 def test_bounds_are_shares_of_the_variance(frame):
     table = tail_mass.bounds(frame)
-    frame = frame[(frame.task == "exact") & (frame.model == "trained")]
-    weights = frame.pivot(index="seed", columns="level", values="score").mean().to_numpy()
-    variance, k = weights[1:].sum(), np.arange(7)
-    rows = table[(table.panel == "6 tokens, T = 2") & (table.weights == "trained")]
-    rows = rows.set_index(["quantity", "rho"])["mean"]
-    stability = weights[1:] @ 0.5 ** k[1:]
+    table = table[table.weights == "trained"].set_index(["quantity", "rho"])["mean"]
+    weights = WEIGHTS.mean(0)
+    variance, stability = weights[1:].sum(), weights[1:] @ 0.5 ** DEGREES[1:]
+    bound = spectral_tail_bound(stability, variance, rho=0.5, degree=15)
     expected = {
-        (tail_mass.TAIL, 1.0): weights[2:].sum() / variance,
-        (tail_mass.MARKOV, 1.0): weights @ k / 2 / variance,
-        (tail_mass.LEMMA, 0.5): spectral_tail_bound(stability, variance, rho=0.5, degree=2)
-        / variance,
-        ("D", 1.0): weights @ k**2 / (weights @ k),
-        ("variance", 1.0): variance / weights.sum(),
+        (tail_mass.MARKOV, 1.0): weights @ DEGREES / 15 / variance,
+        (tail_mass.LEMMA, 0.5): bound / variance,
+        ("D", 1.0): weights @ DEGREES**2 / (weights @ DEGREES),
     }
     for key, value in expected.items():
-        assert rows[key] == pytest.approx(float(value), rel=1e-3), key
-    estimated = table[(table.panel == "Monte Carlo, T = 15") & (table.quantity == tail_mass.D)]
-    assert estimated["mean"].iloc[0] == pytest.approx(float(expected["D", 1.0]), rel=1e-3)
+        assert table[key] == pytest.approx(float(value), rel=1e-3), key
 
 
 def test_the_page_has_the_best_bound_of_each_case(tmp_path, frame):
     report.write_results(tmp_path, frame)
     page = tail_mass.page(tmp_path)
     (table,) = page.tables
-    assert len(table.rows) == 6 and all(line[3].endswith(" at ρ = 0.99") for line in table.rows)
+    assert [line[0] for line in table.rows] == ["trained", "random"]
+    best = tail_mass.bounds(frame).query("quantity == @tail_mass.LEMMA")["mean"].min()
+    assert table.rows[0][-1].startswith(f"{best:.2f}")
     assert page.pictures["tail_mass"].figure.axes
 
 
@@ -148,7 +140,6 @@ def test_bad_flags_are_errors(tmp_path):
     for wrong, message in (
         ({}, "set --pretrained and --data-dir"),
         (flags | {"num_draws": 2}, "num-draws must be >= 3"),
-        (flags | {"num_bits": 4}, r"--num-bits must be in \[5, 20\]"),
     ):
         with pytest.raises(ValueError, match=message):
             tail_mass.run(tail_mass.Config(**wrong))

@@ -4,20 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from experiments import tidy
 from experiments.noise_stability import grokking, language_model, outcomes, training
-
-
-def test_accuracy_is_taken_apart_by_known_and_unknown_words():
-    shares = language_model.shares(np.array([0, 0, 1, 2, 0, 1, 1]), np.array([0, 1, 1, 2, 1, 0, 1]))
-    assert {name: float(share) for name, share in shares.items()} == pytest.approx(
-        {
-            "accuracy": 4 / 7, "accuracy_known": 3 / 5, "accuracy_unknown": 1 / 2,
-            "unknown": 2 / 7, "guessed_unknown": 3 / 7,
-        }
-    )  # fmt: skip
 
 
 def test_baselines_guess_the_commonest_word_and_follower():
@@ -58,10 +47,11 @@ def test_a_run_has_the_steps_and_the_compute_of_every_arm(tmp_path, monkeypatch)
     history = training.Epoch(*np.tile(np.linspace(0.1, 1, 10)[:, None], (7, 1, 3)))
     monkeypatch.setattr(training, "train_arm", lambda *_: (history, {}))
     folder = grokking.run(grokking.Config(budget="smoke", seeds=3, runs=str(tmp_path)))
-    baseline, arm = outcomes.read_times(tidy.read(folder))
-    assert baseline.steps.tolist() == [30] * 3 and (arm.arm, arm.horizon) == ("stability_reg", 30)
-    assert (baseline.rows_per_step, arm.rows_per_step) == (5, 10)
+    steps = tidy.select(tidy.read(folder), metric="steps")
+    baseline, arm = (tidy.select(steps, model=name) for name in ("baseline", "stability_reg"))
+    assert baseline.score.tolist() == [30] * 3 and (arm.horizon == 30).all()
+    assert (baseline.rows_per_step == 5).all() and (arm.rows_per_step == 10).all()
     np.testing.assert_allclose(outcomes.saved(arm, baseline), 0)
     np.testing.assert_allclose(outcomes.saved(arm, baseline, compute=True), -100)
     (table,) = outcomes.page(folder, "").tables
-    assert table.rows[1][1:] == ["3 of 3", "30 [30, 30]", "0 [0, 0]", "−100 [−100, −100]", "1.0"]
+    assert table.rows[1][1:] == ["3 of 3", "30 [30, 30]", "0 [0, 0]", "−100 [−100, −100]"]
