@@ -148,7 +148,9 @@ def test_seeds_together_train_as_they_do_alone():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("method", [freelb, pgd, partial(augmented, sigma=0.1)])
+@pytest.mark.parametrize(
+    "method", [partial(freelb, ball=BALL), partial(pgd, ball=BALL), partial(augmented, sigma=0.1)]
+)
 def test_with_x64_float32_parameters_have_float32_gradients(method):
     (loss, _), gradient = value_and_grad(method(classification(BAG)), tiny.lively(BAG))
     assert {leaf.dtype for leaf in (loss, *jax.tree.leaves(gradient))} == {np.dtype("float32")}
