@@ -62,8 +62,8 @@ class Reader(NamedTuple):
     radius: np.ndarray  # certified radius of each token
     output: Callable[..., Any]  # of vectors and mask: unit vector along each text's mean state
     slope: Callable[..., Any]  # of vectors, batch, surrogate: gradient of the attacker's gain
-    retrieve: Callable[..., Any]  # of x and sigma: nearest vectors, memory's estimates, and the
-    # most probable vectors if σ and the frequencies are known
+    retrieve: Callable[..., Any]  # of vectors and noise levels: what each system reads, and the
+    # most probable tokens if noise levels and frequencies are known
 
 
 def reader_of(model: Pretrained, table: np.ndarray, log_prior: np.ndarray) -> Reader:
@@ -91,10 +91,9 @@ def reader_of(model: Pretrained, table: np.ndarray, log_prior: np.ndarray) -> Re
     denoise = pipeline.denoiser(table, log_prior)
 
     @jax.jit
-    def retrieve(x: jax.Array, sigma: jax.Array) -> dict[str, jax.Array]:
+    def retrieve(x: jax.Array, sigma: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
         vectors, tokens = denoise(x, sigma)
-        known = jnp.asarray(table)[tokens["known"]]
-        return {"nearest": vectors["nearest"], "memory": vectors["memory"], "known": known}
+        return {name: vectors[name] for name in ("nearest", "memory")}, tokens["known"]
 
     radius = np.asarray(certified_radius(jnp.asarray(table)))
     return Reader(
@@ -121,16 +120,13 @@ def batch_of(
     return Batch(ids, mask, labels, goal, sign, order[home.reshape(ids.shape)], unit)
 
 
-def retrieved(
-    reader: Reader, vectors: np.ndarray, mask: np.ndarray, sigma: float = 1.0
-) -> dict[str, np.ndarray]:
-    """Returns what each system's encoder reads; padding stays as it is. Only "known" uses sigma."""
+def retrieved(reader: Reader, vectors: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns what each system's encoder reads; padding stays as it is."""
     real = np.broadcast_to(mask, vectors.shape[:-1])
     x = vectors[real]
     read = {"none": vectors}
-    for name, values in pipeline.in_batches(
-        reader.retrieve, x, np.full(len(x), sigma, np.float32)
-    ).items():
+    retrieved, _ = pipeline.in_batches(reader.retrieve, x, np.ones(len(x), np.float32))
+    for name, values in retrieved.items():
         read[name] = vectors.copy()
         read[name][real] = values
     return read
