@@ -220,7 +220,8 @@ def decoder(model: Pretrained, fitted: Priors, lengths: Sequence[int]) -> Method
                     )
             return new
 
-        steps = transitions(fitted.bigrams, np.split(index, ends))
+        chains = [(each[:-1, :, None], each[1:, None, :]) for each in np.split(index, ends)]
+        steps = [priors.log_bigrams(fitted.bigrams, *each) for each in chains]
         initial = np.where(np.diff(owner, prepend=-1)[:, None], unigram, 0)
 
         def keep_chain(name: str, evidence: np.ndarray) -> None:
@@ -242,11 +243,6 @@ def decoder(model: Pretrained, fitted: Priors, lengths: Sequence[int]) -> Method
         return estimates
 
     return decode
-
-
-def transitions(bigrams: priors.Bigrams, index: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the log-probabilities of steps between candidates, for each text's candidates."""
-    return [priors.log_bigrams(bigrams, each[:-1, :, None], each[1:, None, :]) for each in index]
 
 
 _marginals = jax.jit(jax.vmap(lambda *chain: forward_backward(*chain).probability))

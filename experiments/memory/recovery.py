@@ -29,7 +29,7 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from experiments import report, tidy
-from experiments.figures import SNR, Panel
+from experiments.figures import SNR
 from experiments.memory import pipeline
 from experiments.memory.pipeline import TITLES, Budget, Encoder, Rows
 from experiments.report import Page
@@ -140,19 +140,19 @@ def share(right: np.ndarray, row: np.ndarray) -> dict[str, float]:
 def page(folder: Path) -> Page:
     """Returns the page of a run."""
     frame = tidy.read(folder).sort_values("snr_db", ascending=False, kind="stable")
-    keys = ["model", "snr_db"]
-    predicted = tidy.select(frame, metric="predicted").set_index(keys).score.rename("formula")
-    rates = tidy.select(frame, metric="recovered").rename(columns={"score": "mean"})
-    rates = rates.join(predicted, on=keys).assign(panel="recovery")
-    panel = Panel("Tokens recovered", SNR, "tokens recovered, %", formula="predicted")
+    rates = tidy.select(frame, group="all")
+    lines = rates.model.map(TITLES) + rates.metric.map(
+        {"recovered": "", "predicted": ", predicted"}
+    )
+    rates = rates.assign(line=lines, mean=rates.score)
     return Page(
         title="Tokens recovered from noisy embeddings",
         pictures={
-            "recovery": report.panels(
-                "Tokens recovered, measured and predicted", rates, specs={"recovery": panel},
-                col="panel", x="snr_db", hue="model", titles=TITLES,
+            "recovery": report.facets(
+                "Tokens recovered, measured and predicted", rates, x="snr_db", hue="line",
+                xlabel=SNR, ylabel="tokens recovered, %",
             )
         },
-        tables=[pipeline.grid(rates, "model", "snr_db", "Tokens recovered, %",
+        tables=[pipeline.grid(rates, "line", "snr_db", "Tokens recovered, %",
                               cell=report.bracketed)],
     )  # fmt: skip

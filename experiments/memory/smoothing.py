@@ -267,7 +267,7 @@ def page(folder: Path) -> Page:
     """Returns the page of a run."""
     middle, shares = by_system(pd.read_csv(folder / "results.csv"))
     best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax(), GROUPS]
-    table = middle.assign(noise=middle.snr_db.map(pipeline.decibels))
+    noise = middle.snr_db.map(pipeline.decibels).replace("none", "no noise")
     return Page(
         title="Certified accuracy with randomized smoothing",
         pictures={
@@ -277,7 +277,8 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            pipeline.grid(table, "model", "noise", "Radius certified for half the texts",
-                          cell=lambda row: report.bracketed(row, 2), titles=SYSTEMS)
+            pipeline.grid(middle.assign(noise=noise), "model", "noise", titles=SYSTEMS,
+                          caption="Radius certified for half the texts",
+                          cell=lambda row: report.bracketed(row, 2))
         ],
     )  # fmt: skip

@@ -49,11 +49,10 @@ def test_padded_chains_have_the_marginals_of_each_chain(bigrams):
     tokens = np.arange(5)  # all candidates, in every place
     steps = priors.log_bigrams(bigrams, tokens[:, None], tokens)
     likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in (4, 2, 1)]
-    moves = context.transitions(bigrams, [np.tile(tokens, (len(each), 1)) for each in likelihood])
+    moves = [np.tile(steps, (len(each) - 1, 1, 1)) for each in likelihood]
     together = np.split(context.over_chains(likelihood, moves, size=2), [4, 6])
-    for probability, each in zip(together, likelihood, strict=True):
-        alone = jax.jit(forward_backward)(each, np.tile(steps, (len(each) - 1, 1, 1)))
-        alone = alone.probability
+    for probability, *chain in zip(together, likelihood, moves, strict=True):
+        alone = jax.jit(forward_backward)(*chain).probability
         np.testing.assert_allclose(probability, alone, rtol=1e-4, atol=1e-6)
 
 

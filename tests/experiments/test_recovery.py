@@ -37,4 +37,5 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     (rates,) = page.tables
     assert rates.columns == ["", "0.0 dB", "−12.0 dB"]
     assert rates.rows[0][1].startswith(f"{at['nearest', 'recovered']:.1f} [")
+    assert [row[0] for row in rates.rows[:2]] == ["nearest token", "nearest token, predicted"]
     assert len(page.pictures["recovery"].figure.axes) == 1

@@ -123,7 +123,7 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
     }  # fmt: skip
     page = smoothing.page(folder)
     (table,) = page.tables
-    assert table.columns == ["", "none", "+40.0 dB"]
+    assert table.columns == ["", "no noise", "+40.0 dB"]
     assert [row[0] for row in table.rows] == [
         smoothing.SYSTEMS[name] for name in ("nearest", "none", "memory", "noise-trained")
     ]
