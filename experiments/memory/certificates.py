@@ -136,8 +136,8 @@ def under_noise(reader: Reader, batch: Batch, db: float, num_draws: int) -> Rows
     right, sigma = [], np.zeros(0)
     for seed in range(num_draws):
         noisy, sigma = pipeline.add_noise([reader.table[ids]], db, protocol="matched", seed=seed)
-        _, tokens = pipeline.in_batches(reader.retrieve, noisy, sigma)
-        right.append(np.bincount(text, tokens != ids) == 0)
+        _, tokens = pipeline.in_batches(reader.denoise, noisy, sigma)
+        right.append(np.bincount(text, tokens["known"] != ids) == 0)
     unique, home = np.unique(ids, return_inverse=True)
     table, log_prior, index = map(jnp.asarray, (reader.table, reader.log_prior, unique))
     bounds = recovery_bound(table, sigma=float(sigma[0]), log_prior=log_prior, index=index)

@@ -60,8 +60,6 @@ ERRORS = 0.05  # share of wrong tokens at which priors and their limits are comp
 ENCODER = ("encoder-1", "encoder-2")  # its iterations
 TITLES = pipeline.TITLES | {
     "uniform": "uniform",
-    "unigram": "unigram",
-    "bigram": "bigram",
     **{name: f"encoder, iteration {number}" for number, name in enumerate(ENCODER, 1)},
     "both": "bigram and encoder",
 }
@@ -288,7 +286,7 @@ def page(folder: Path) -> Page:
         part = tidy.select(first, task=row.task, model=row.model)
         reached = np.interp(goal, part["mean"], part.snr_db, left=np.nan, right=np.nan)
         ends = limit, one_token_snr_db(row.score, width=row.width), float(reached)
-        title = f"{TITLES[row.task]}, {TITLES[row.model]}"
+        title = f"{TITLES[row.task]}, {TITLES.get(row.model, row.model)}"
         lines.append([title, report.number(row.score), *map(pipeline.decibels, ends)])
     limits = shannon[bits.model == "unigram"].set_axis(bits.task.unique())
     drawn = tokens[(tokens.snr_db <= HIGHEST_DRAWN) & ~tokens.model.isin(ENCODER[:-1])]

@@ -85,10 +85,9 @@ def start(config: Any, budgets: Mapping[str, Any]) -> tuple[Any, Encoder]:
     if not config.pretrained or not config.data_dir:
         raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
     model, tokens = load_encoder(config.pretrained), data.read_tokenizer(config.pretrained)
+    table = np.asarray(model.table, np.float32)
     plan = {"weights": weights_digest(config.pretrained)}
-    return budget, Encoder(
-        model, tokens, np.asarray(model.table, np.float32), plan, config.data_dir
-    )
+    return budget, Encoder(model, tokens, table, plan, config.data_dir)
 
 
 def job(title: str, part: Callable[[], Rows], **columns: Any) -> Job:

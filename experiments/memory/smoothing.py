@@ -239,8 +239,8 @@ def certificate(
     choice, estimate = jax.random.split(jax.random.fold_in(jax.random.key(0), number))
     label = int(np.argmax(counts(choice, CALL)))
     drawn = counts(estimate, num_draws)
-    successes, total = int(drawn[label]), int(drawn.sum())
-    low = binomtest(successes, total, alternative="greater").proportion_ci(1 - ALPHA).low
+    test = binomtest(int(drawn[label]), int(drawn.sum()), alternative="greater")
+    low = test.proportion_ci(1 - ALPHA).low
     return label, sigma * float(norm.ppf(low)) if low > 0.5 else 0.0
 
 
