@@ -167,9 +167,11 @@ def states_in_context(
     model: Pretrained, vectors: Sequence[np.ndarray], blank: np.ndarray
 ) -> list[np.ndarray]:
     """Returns the states at all positions, each computed with its group masked."""
-    states = [np.zeros((len(text), NUM_LAYERS * len(blank)), np.float32) for text in vectors]
-    for group in range(NUM_GROUPS):
-        parts = masked_states(model, vectors, blank, [group] * len(vectors))
+    groups = [
+        masked_states(model, vectors, blank, [group] * len(vectors)) for group in range(NUM_GROUPS)
+    ]
+    states = [np.zeros((len(text), groups[0][0].shape[1]), np.float32) for text in vectors]
+    for group, parts in enumerate(groups):
         for text, part in zip(states, parts, strict=True):
             text[group::NUM_GROUPS] = part
     return states

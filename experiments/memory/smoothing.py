@@ -14,10 +14,9 @@ Expected: on SST-2, plain smoothing certifies half of the texts up to 0.08 RMS n
 vector (0.10 after training with noise), smoothing with memory up to 0.30, and the nearest token up
 to 0.17. Only the last holds if every token moves that far.
 
-Noise and perturbations are on the token vectors; one σ serves all texts. Memory knows σ and the
-token frequencies of the training texts. Fifty draws choose the label, and others give p, the lower
-end of a one-sided 99.9 % Clopper-Pearson interval; if it is at most 1/2, the text has no
-certificate.
+One σ serves all texts. Memory knows σ and the token frequencies of the training texts. Fifty draws
+choose the label, and others give p, the lower end of a one-sided 99.9 % Clopper-Pearson interval;
+if it is at most 1/2, the text has no certificate.
 """
 
 from __future__ import annotations
