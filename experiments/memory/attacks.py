@@ -62,8 +62,7 @@ class Reader(NamedTuple):
     radius: np.ndarray  # certified radius of each token
     output: Callable[..., Any]  # of vectors and mask: unit vector along each text's mean state
     slope: Callable[..., Any]  # of vectors, batch, surrogate: gradient of the attacker's gain
-    retrieve: Callable[..., Any]  # of x and sigma: nearest vectors, memory's estimates, and the
-    # most probable vectors if σ and the frequencies are known
+    denoise: Callable[..., Any]  # of vectors and noise levels, see `pipeline.denoiser`
 
 
 def reader_of(model: Pretrained, table: np.ndarray, log_prior: np.ndarray) -> Reader:
@@ -88,18 +87,11 @@ def reader_of(model: Pretrained, table: np.ndarray, log_prior: np.ndarray) -> Re
         cosines = jnp.sum(output(params, vectors, batch.mask) * batch.goal, axis=1)
         return jnp.sum(batch.sign * cosines)
 
-    denoise = pipeline.denoiser(table, log_prior)
-
-    @jax.jit
-    def retrieve(x: jax.Array, sigma: jax.Array) -> dict[str, jax.Array]:
-        vectors, tokens = denoise(x, sigma)
-        known = jnp.asarray(table)[tokens["known"]]
-        return {"nearest": vectors["nearest"], "memory": vectors["memory"], "known": known}
-
     radius = np.asarray(certified_radius(jnp.asarray(table)))
     return Reader(
         table, log_prior, radius, partial(output, model.params),
-        lambda vectors, *how: slope(vectors, model.params, *how), retrieve,
+        lambda vectors, *how: slope(vectors, model.params, *how),
+        pipeline.denoiser(table, log_prior),
     )  # fmt: skip
 
 
@@ -121,18 +113,15 @@ def batch_of(
     return Batch(ids, mask, labels, goal, sign, order[home.reshape(ids.shape)], unit)
 
 
-def retrieved(
-    reader: Reader, vectors: np.ndarray, mask: np.ndarray, sigma: float = 1.0
-) -> dict[str, np.ndarray]:
-    """Returns what each system's encoder reads; padding stays as it is. Only "known" uses sigma."""
+def retrieved(reader: Reader, vectors: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns what each system's encoder reads; padding stays as it is."""
     real = np.broadcast_to(mask, vectors.shape[:-1])
     x = vectors[real]
     read = {"none": vectors}
-    for name, values in pipeline.in_batches(
-        reader.retrieve, x, np.full(len(x), sigma, np.float32)
-    ).items():
+    values, _ = pipeline.in_batches(reader.denoise, x, np.ones(len(x), np.float32))
+    for name in ("nearest", "memory"):
         read[name] = vectors.copy()
-        read[name][real] = values
+        read[name][real] = values[name]
     return read
 
 

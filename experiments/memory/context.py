@@ -1,9 +1,8 @@
 """How much does context add to retrieval from the vocabulary, and how near is that to the limit?
 
-Without context, memory (`experiments.memory.similarity`) keeps a pretrained encoder's score down to
--8 to -10 dB. Here the prior of a token depends on the others, in two ways: a chain of bigrams,
-solved by `forward_backward`, and the encoder's own prediction of a token from the retrieved rest.
-Each text is observed once. The encoder is not trained.
+The prior of a token depends on the others of its text, in two ways: a chain of bigrams, solved by
+`forward_backward`, and the encoder's own prediction of a token from the retrieved rest. The encoder
+is not trained.
 
 Command: `python -m experiments memory-context --pretrained FOLDER --data-dir DIR`; about 45
 minutes on two cores for six layers of width 384.
@@ -14,9 +13,8 @@ wide to rank the priors.
 In each iteration of the encoder, the posterior means of the last one are the context, until a
 text's tokens stay the same. Posteriors are approximate: from the second iteration on, a token's own
 evidence is also in its context. "Both" adds the weighted log-odds of the last iteration
-(`experiments.memory.priors`) to the chain of bigrams. "Random table" replaces the vocabulary by
-random vectors of the same norms, which have no close neighbors. The limit of one token is the SNR
-at which an optimal code of the vocabulary's width has as many errors.
+(`experiments.memory.priors`) to the chain of bigrams. The limit of one token is the SNR at which an
+optimal code of the vocabulary's width has as many errors.
 
 Every tenth row of the task's training set is held out from all priors, to choose their settings,
 and so are texts that are also among the reported ones. The two iterations were chosen on held-out
@@ -26,7 +24,7 @@ rows of MRPC, where a third did not help. The rows reported choose nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +41,7 @@ from scipy.stats import norm
 from experiments import report, tidy
 from experiments.figures import SNR
 from experiments.memory import pipeline, priors, similarity
-from experiments.memory.pipeline import Encoder, Methods, Pairs
+from experiments.memory.pipeline import Budget, Encoder, Methods, Pairs
 from experiments.memory.priors import NUM_GROUPS, Priors
 from experiments.report import Page
 from experiments.runner import Job, fill
@@ -55,35 +53,16 @@ from hopfax.nn import Pretrained
 
 REPRODUCES = "Not in the papers: context as prior"
 NUM_CANDIDATES = 64  # per token
-ITERATIONS = 2
 CERTAIN = 0.999  # posterior probability of tokens that need no context
 HELD_OUT = 10  # one training row in so many
-IMPOSSIBLE = -1e30  # log-probability of excluded states and steps
 HIGHEST_DRAWN = -4.0  # SNR in dB, above which all priors recover all tokens
 ERRORS = 0.05  # share of wrong tokens at which priors and their limits are compared
-WIDEST = 4.0  # dB between two levels, for interpolation
-END = {np.inf: "none", -np.inf: "all"}  # of the tested SNRs
-ENCODER = tuple(f"encoder-{number}" for number in range(1, ITERATIONS + 1))
-IN_TABLE_ONLY = (*ENCODER[:-1], "random")
+ENCODER = ("encoder-1", "encoder-2")  # its iterations
 TITLES = pipeline.TITLES | {
     "uniform": "uniform",
-    "unigram": "unigram",
-    "bigram": "bigram",
     **{name: f"encoder, iteration {number}" for number, name in enumerate(ENCODER, 1)},
     "both": "bigram and encoder",
-    "random": "unigram, random table",
 }
-
-
-class Budget(NamedTuple):
-    """Size of a run: the fields of `similarity.Budget`, and training steps of the head."""
-
-    num_pairs: int
-    num_draws: int
-    snr_db: tuple[float, ...]
-    num_steps: int
-
-
 BUDGETS = {
     "smoke": Budget(16, 1, (-12.0,), 2),
     "laptop": Budget(80, 1, (6.0, -8.0, -10.0, -11.0, -12.0, -14.0, -16.0, -20.0), 300),
@@ -143,32 +122,22 @@ def measure(
     """
     texts, held_out = (pipeline.encoded(each, encoder.tokens) for each in training)
     sizes = {"num_steps": budget.num_steps, "num_held_out": budget.num_pairs}
-    fitted, chosen = priors.fit(encoder.model, texts, held_out, blank, **sizes)
+    fitted = priors.fit(encoder.model, texts, held_out, blank, **sizes)
     decode = decoder(encoder.model, fitted, [len(text) for text in pairs.ids])
     rows = pipeline.under_noise(encoder, pairs, decode, cases, budget.num_draws, on_progress)
-    table, read = random_table(fitted)
-    clean, right = [table[text] for text in pairs.ids], np.concatenate(pairs.ids)
-    for (protocol, db), seed in itertools.product(cases, range(budget.num_draws)):
-        noisy, sigma = pipeline.add_noise(clean, db, protocol=protocol, seed=seed)
-        share = 100 * np.mean(pipeline.in_batches(read, noisy, sigma, 512) == right)
-        row = {"seed": seed, "metric": "recovered", "score": round(float(share), 4)}
-        rows.append({**pipeline.condition("random", protocol, db), **row})
-    bits = priors.bits(encoder.model, fitted, pairs.ids)
-    values = dict(zip(("uniform", "unigram", "bigram", ENCODER[-1], "both"), bits, strict=True))
-    for metric, each in (("bits", values), ("setting", chosen)):
-        for name, value in each.items():
-            row = {"seed": 0, "metric": metric, "score": round(value, 4)}
-            rows.append({**pipeline.condition(name), **row})
-    return {"results": pd.DataFrame(rows).assign(task=pairs.task, width=table.shape[1])}
+    names = "uniform", "unigram", "bigram", ENCODER[-1], "both"
+    for name, bits in zip(names, priors.bits(encoder.model, fitted, pairs.ids), strict=True):
+        row = {"seed": 0, "metric": "bits", "score": round(bits, 4)}
+        rows.append({**pipeline.condition(name), **row})
+    width = fitted.table.shape[1]
+    return {"results": pd.DataFrame(rows).assign(task=pairs.task, width=width)}
 
 
 class Marginals(NamedTuple):
     """The posterior over the states of a chain."""
 
-    probability: jax.Array  # `(n, states)`, posterior probability of each state; 0 where padded
-    log_normalizer: (
-        jax.Array
-    )  # of the observed sequence, a sum over all paths; 0 without a position
+    probability: jax.Array  # `(n, states)`, of each state; 0 where padded
+    log_normalizer: jax.Array  # of the sequence, a sum over all paths
 
 
 def forward_backward(likelihood: Any, transition: Any, mask: Any = None) -> Marginals:
@@ -179,20 +148,14 @@ def forward_backward(likelihood: Any, transition: Any, mask: Any = None) -> Marg
 
     Args:
         likelihood: `(n, states)`, $\log p(x_i | s_i)$; the first row includes $\log p(s_1)$.
-        transition: `(n - 1, states, states)`, $\log p(s_{i+1} | s_i)$ from state (rows) to state
-            (columns); need not be normalized. -inf excludes a step, or above a state.
+        transition: `(n - 1, states, states)`, $\log p(s_{i+1} | s_i)$ from rows to columns, finite
+            but not necessarily normalized.
         mask: `(n,)`, True at real positions, which come first; None takes all.
-
-    References:
-        Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
     """
     real = jnp.ones(len(likelihood), bool) if mask is None else jnp.asarray(mask)
     dtype = jnp.result_type(likelihood, transition, jnp.float32)
-    # Finite, so that no gradient is nan; sums of n stay finite too.
     likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
-    likelihood = jnp.maximum(likelihood, IMPOSSIBLE)
     transition = jnp.where(real[1:, None, None], transition, 0).astype(dtype)
-    transition = jnp.maximum(transition, IMPOSSIBLE)
 
     def log_normalizer(likelihood: jax.Array) -> jax.Array:
         def step(forward: jax.Array, each: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
@@ -205,14 +168,10 @@ def forward_backward(likelihood: Any, transition: Any, mask: Any = None) -> Marg
         norm = jax.nn.logsumexp(likelihood[0])
         following = likelihood[1:], transition, real[1:]
         _, norms = jax.lax.scan(step, likelihood[0] - norm, following)
-        return jnp.where(real[0], norm, 0) + jnp.sum(norms)
+        return norm + jnp.sum(norms)
 
     total, probability = jax.value_and_grad(log_normalizer)(likelihood)
-    impossible = total <= IMPOSSIBLE / 2
-    return Marginals(
-        jnp.where(impossible | ~real[:, None], 0, probability),
-        jnp.where(impossible, -jnp.inf, total),
-    )
+    return Marginals(probability, total)
 
 
 def decoder(model: Pretrained, fitted: Priors, lengths: Sequence[int]) -> Methods:
@@ -259,7 +218,8 @@ def decoder(model: Pretrained, fitted: Priors, lengths: Sequence[int]) -> Method
                     )
             return new
 
-        steps = transitions(fitted.bigrams, np.split(index, ends))
+        chains = [(each[:-1, :, None], each[1:, None, :]) for each in np.split(index, ends)]
+        steps = [priors.log_bigrams(fitted.bigrams, *each) for each in chains]
         initial = np.where(np.diff(owner, prepend=-1)[:, None], unigram, 0)
 
         def keep_chain(name: str, evidence: np.ndarray) -> None:
@@ -283,24 +243,13 @@ def decoder(model: Pretrained, fitted: Priors, lengths: Sequence[int]) -> Method
     return decode
 
 
-def transitions(bigrams: priors.Bigrams, index: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the log-probabilities of steps between candidates, for each text's candidates."""
-    return [priors.log_bigrams(bigrams, each[:-1, :, None], each[1:, None, :]) for each in index]
-
-
 _marginals = jax.jit(jax.vmap(lambda *chain: forward_backward(*chain).probability))
 
 
 def over_chains(
     likelihood: Sequence[np.ndarray], steps: Sequence[np.ndarray], size: int = 16
 ) -> np.ndarray:
-    """Returns the marginals of all texts in one array, computed in batches of `size` texts.
-
-    Args:
-        likelihood: Log-likelihoods of each text's candidates.
-        steps: Log-probabilities of their steps.
-        size: Texts of a batch.
-    """
+    """Returns the marginals of all texts in one array, computed in batches of `size` texts."""
     longest, parts = max(map(len, likelihood)), []
     for rows in pipeline.batches(len(likelihood), size):
         emitted, mask = pipeline.padded([likelihood[row] for row in rows], longest)
@@ -308,17 +257,6 @@ def over_chains(
         mask[1:][np.diff(rows) == 0] = False  # repeated
         parts.append(np.asarray(_marginals(emitted, moved, mask))[mask])
     return np.concatenate(parts)
-
-
-def random_table(priors: Priors) -> tuple[np.ndarray, Callable[..., jax.Array]]:
-    """Returns random vectors with the norms of the table's, and their decoder."""
-    random = np.random.default_rng([0, 1])  # not the stream of any noise
-    table = random.standard_normal(priors.table.shape, np.float32)
-    norms = np.linalg.norm(priors.table, axis=1) / np.linalg.norm(table, axis=1)
-    table *= norms[:, None]
-    prior = jnp.asarray(priors.log_prior)
-    read = partial(hopfield.candidates, patterns=table, count=1, log_prior=prior)
-    return table, jax.jit(lambda x, _: jax.vmap(read)(x).index[:, 0])
 
 
 def one_token_snr_db(bits: float, *, width: int) -> float:
@@ -337,42 +275,22 @@ def one_token_snr_db(bits: float, *, width: int) -> float:
     return float(brentq(missing, -30, 30, full_output=False))  # pyright: ignore[reportArgumentType]
 
 
-def falls_to(values: Mapping[float, float], aim: float) -> float:
-    """Returns the SNR in dB at which values by SNR first fall to an aim.
-
-    It is interpolated between levels: nan where these are far apart, inf if no value is above the
-    aim, -inf if all are.
-    """
-    levels = sorted(values, reverse=True)
-    if values[levels[0]] <= aim:
-        return np.inf
-    for left, right in itertools.pairwise(levels):
-        if values[left] > aim >= values[right]:
-            share = (values[left] - aim) / (values[left] - values[right])
-            return left + share * (right - left) if left - right <= WIDEST else float("nan")
-    return -np.inf
-
-
 def page(folder: Path) -> Page:
     """Returns the page of a run."""
-    frame = tidy.read(folder)
-    bits = frame[frame.metric == "bits"].set_index(["task", "model"]).score
-    width = int(frame.width.iloc[0])
-    tokens, scores = (pipeline.means(frame, each) for each in ("recovered", "score"))
-    drawn = tokens[(tokens.snr_db <= HIGHEST_DRAWN) & ~tokens.model.isin(IN_TABLE_ONLY)]
-    limit = {task: float(capacity_snr_db(bits[task, "unigram"], width=width))
-             for task in tokens.task.unique()}  # fmt: skip
-    drawn = drawn.assign(low=drawn["mean"], high=drawn["mean"], limit=drawn.task.map(limit))
-    first = tokens[tokens.protocol == tokens.protocol.iloc[0]]
-    limits, goal = [], 100 * (1 - ERRORS)
-    for task, name, value in bits.reset_index().itertuples(index=False):
-        part = tidy.select(first, task=task, model=name)
-        reached = falls_to(dict(zip(part.snr_db, part["mean"], strict=True)), goal)
-        ends = capacity_snr_db(value, width=width), one_token_snr_db(value, width=width), reached
-        cells = [END.get(float(db)) or report.signed(float(db)) for db in ends]
-        limits.append([f"{TITLES[task]}, {TITLES[name]}", report.number(value), *cells])
-    keys, number = ["task", "protocol", "model", "snr_db"], report.number
-    first = first.join(scores.set_index(keys)["mean"].rename("score"), on=keys)
+    frame, lines = tidy.read(folder), []
+    tokens, goal = pipeline.means(frame, "recovered"), 100 * (1 - ERRORS)
+    first = tidy.select(tokens, protocol=tokens.protocol.iloc[0]).sort_values("mean")
+    bits = frame[frame.metric == "bits"]
+    shannon = bits.score.map(partial(capacity_snr_db, width=bits.width.iloc[0])).astype(float)
+    for (_, row), limit in zip(bits.iterrows(), shannon, strict=True):
+        part = tidy.select(first, task=row.task, model=row.model)
+        reached = np.interp(goal, part["mean"], part.snr_db, left=np.nan, right=np.nan)
+        ends = limit, one_token_snr_db(row.score, width=row.width), float(reached)
+        title = f"{TITLES[row.task]}, {TITLES.get(row.model, row.model)}"
+        lines.append([title, report.number(row.score), *map(pipeline.decibels, ends)])
+    limits = shannon[bits.model == "unigram"].set_axis(bits.task.unique())
+    drawn = tokens[(tokens.snr_db <= HIGHEST_DRAWN) & ~tokens.model.isin(ENCODER[:-1])]
+    drawn = drawn.assign(limit=drawn.task.map(limits), low=drawn["mean"], high=drawn["mean"])
     return Page(
         title="Context as prior: retrieval from the vocabulary",
         pictures={
@@ -384,11 +302,7 @@ def page(folder: Path) -> Page:
         tables=[
             report.Table(
                 ["", "bits", "Shannon limit", "limit of one token", f"{goal:g} % recovered"],
-                limits, "Bits per token, lowest SNRs in dB",
-            ),
-            *(pipeline.grid(part, "model", "snr_db", titles=TITLES,
-                            caption=f"{TITLES[str(task)]}: tokens recovered, % (score)",
-                            cell=lambda row: f"{number(row['mean'])} ({number(row.score)})")
-              for task, part in first.groupby("task", sort=False)),
+                lines, "Bits per token, and lowest SNRs",
+            )
         ],
     )  # fmt: skip

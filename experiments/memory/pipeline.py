@@ -30,12 +30,10 @@ SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  
 SCORES = {"stsb": "Spearman × 100", **dict.fromkeys(SIMILAR, "area under ROC × 100")}
 TITLES = {
     "none": "no denoising",
-    "layernorm": "LayerNorm",
     "linear": "Wiener filter, σ known",
     "nearest": "nearest token",
     "uniform": "memory, uniform prior",
     "memory": "memory, frequency prior",
-    "known": "memory, frequency prior, σ known",
     "matched": "same SNR for each text",
     "per-token": "same SNR for each token",
     **{name: spec.title for name, spec in TASKS.items()},
@@ -61,11 +59,13 @@ class Pairs(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Size of a run: rows of a task, noise draws, and signal-to-noise ratios in dB."""
+    """Size of a run; the experiments use the fields that they have flags for."""
 
-    num_pairs: int
-    num_draws: int
+    num_pairs: int  # rows of a task
+    num_draws: int  # of noise
     snr_db: tuple[float, ...]
+    num_steps: int = 0  # of training or of attacks
+    radii: tuple[float, ...] = ()  # of attacks, in RMS norms of a token
 
 
 Rows = list[dict[str, Any]]  # of results.csv
@@ -85,10 +85,9 @@ def start(config: Any, budgets: Mapping[str, Any]) -> tuple[Any, Encoder]:
     if not config.pretrained or not config.data_dir:
         raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
     model, tokens = load_encoder(config.pretrained), data.read_tokenizer(config.pretrained)
+    table = np.asarray(model.table, np.float32)
     plan = {"weights": weights_digest(config.pretrained)}
-    return budget, Encoder(
-        model, tokens, np.asarray(model.table, np.float32), plan, config.data_dir
-    )
+    return budget, Encoder(model, tokens, table, plan, config.data_dir)
 
 
 def job(title: str, part: Callable[[], Rows], **columns: Any) -> Job:
@@ -151,14 +150,13 @@ def add_noise(
 def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
     """Returns a compiled function of noisy vectors and their noise levels.
 
-    It returns the estimates of vectors by method, and of tokens for methods that have one.
+    It returns the estimates of vectors and of tokens by method; "known" knows the noise level.
     """
     patterns, prior = jnp.asarray(table), jnp.asarray(log_prior)
     weights = jnp.exp(prior)
     mean = weights @ patterns
     centered = patterns - mean
     values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
-    rms = jnp.sqrt(weights @ jnp.mean(jnp.square(patterns), axis=1))
 
     @jax.jit
     def denoise(x: jax.Array, sigma: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -167,16 +165,15 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
             return jax.vmap(lambda x, sigma: one(x, sigma=sigma))(x, sigma)
 
         gains = values / (values + jnp.square(sigma)[:, None])
-        uniform, blind, known = memory(None), memory(prior), memory(prior, sigma)
+        uniform, blind = memory(None), memory(prior)
+        tokens = {"nearest": uniform.index, "memory": blind.index}
         return {
             "none": x,
-            "layernorm": rms * jax.nn.standardize(x),
             "linear": mean + (((x - mean) @ directions) * gains) @ directions.T,
             "nearest": patterns[uniform.index],
             "uniform": uniform.value,
             "memory": blind.value,
-            "known": known.value,
-        }, {"nearest": uniform.index, "memory": blind.index, "known": known.index}
+        }, {**tokens, "known": memory(prior, sigma).index}
 
     return denoise
 
@@ -225,17 +222,11 @@ def unit_outputs(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
-def pair_cosines(outputs: np.ndarray) -> np.ndarray:
-    """Returns the cosine of each pair, whose second texts are the second half of the outputs."""
-    first, second = np.split(outputs, 2)
-    return np.sum(first * second, axis=1)
-
-
 def score(task: str, cosines: np.ndarray, labels: np.ndarray) -> float:
     """Returns how well the cosines rank the pairs, times 100.
 
     It is Spearman's correlation with the labels for STS-B, and the area under the ROC curve for
-    classes of pairs: the probability that a similar pair has a higher cosine than another one.
+    classes: the probability that a similar pair has a higher cosine than another one.
     """
     if task == "stsb":
         correlation: Any = spearmanr(cosines, labels)
@@ -261,37 +252,21 @@ def condition(method: str, protocol: str = "", snr_db: float = np.nan) -> dict[s
     return {"model": method, **noise, "level": noise_level(snr_db), "snr_db": snr_db}
 
 
-def pair_rows(
-    at: Mapping[str, Any], pairs: Pairs, clean: np.ndarray, outputs: Sequence[np.ndarray]
-) -> Rows:
-    """Returns rows of results.csv of one condition, from unit outputs without noise and with it.
+def score_rows(at: Mapping[str, Any], pairs: Pairs, outputs: Sequence[np.ndarray]) -> Rows:
+    """Returns rows of results.csv of one condition, one a noise draw, from unit outputs.
 
-    The metrics are score, its change from the clean score, and stability: 100 times the mean cosine
-    of outputs with and without noise. Each noise draw has a row; intervals are bootstrap intervals
-    over pairs, or over texts for stability, of the mean over draws.
+    Intervals are bootstrap intervals over pairs, of the mean over draws.
     """
-    cosines, before = [pair_cosines(each) for each in outputs], pair_cosines(clean)
-    stable = [100 * np.sum(clean * each, axis=1) for each in outputs]
+    cosines = [np.sum(np.multiply(*np.split(each, 2)), axis=1) for each in outputs]
+    count = len(pairs.labels)
 
-    def scores(units: Any) -> np.ndarray:
-        return np.array([score(pairs.task, each[units], pairs.labels[units]) for each in cosines])
+    def scores(rows: Any) -> np.ndarray:
+        return np.array([score(pairs.task, each[rows], pairs.labels[rows]) for each in cosines])
 
-    def changes(units: Any) -> np.ndarray:
-        return scores(units) - score(pairs.task, before[units], pairs.labels[units])
-
-    def stability(units: Any) -> np.ndarray:
-        return np.array([each[units].mean() for each in stable])
-
-    metrics: dict[str, Any] = {"score": (scores, before)}
-    if at["level"]:
-        metrics |= {"change": (changes, before), "stability": (stability, clean)}
-    rows = []
-    for metric, (values, units) in metrics.items():
-        count, of_draws = len(units), values(slice(None)).round(4)
-        low, high = tidy.bootstrap(count, lambda rows, f=values: f(rows).mean()).round(4)
-        shared = {**at, "metric": metric, "low": low, "high": high, "num_examples": count}
-        rows += [{**shared, "seed": seed, "score": each} for seed, each in enumerate(of_draws)]
-    return rows
+    low, high = tidy.bootstrap(count, lambda rows: scores(rows).mean()).round(4)
+    shared = {**at, "metric": "score", "low": low, "high": high, "num_examples": count}
+    of_draws = scores(slice(None)).round(4)
+    return [{**shared, "seed": seed, "score": each} for seed, each in enumerate(of_draws)]
 
 
 def under_noise(
@@ -304,12 +279,11 @@ def under_noise(
 ) -> Rows:
     """Returns rows of results.csv of pairs, without noise and in each case for each method.
 
-    The metrics are those of `pair_rows`, and the share of tokens recovered by methods that estimate
-    them. Cases are protocols and signal-to-noise ratios; all methods see the same noisy vectors.
+    The metrics are the score, and the share of tokens recovered by methods that estimate them.
+    Cases are protocols and signal-to-noise ratios; all methods see the same noisy vectors.
     """
     vectors, ids = [encoder.table[text] for text in pairs.ids], np.concatenate(pairs.ids)
-    clean = unit_outputs(encoder.model, vectors)
-    rows = pair_rows(condition("none"), pairs, clean, [clean])
+    rows = score_rows(condition("none"), pairs, [unit_outputs(encoder.model, vectors)])
     for done, (protocol, snr_db) in enumerate(cases, 1):
         outputs: dict[str, list[np.ndarray]] = {}
         for seed in range(num_draws):
@@ -321,7 +295,7 @@ def under_noise(
                     share = round(100 * float(np.mean(tokens == ids)), 4)
                     rows.append({**at, "metric": "recovered", "seed": seed, "score": share})
         for method, draws in outputs.items():
-            rows += pair_rows(condition(method, protocol, snr_db), pairs, clean, draws)
+            rows += score_rows(condition(method, protocol, snr_db), pairs, draws)
         on_progress(done / len(cases))
     return rows
 

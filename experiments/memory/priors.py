@@ -63,8 +63,8 @@ class Priors(NamedTuple):
 def fit(
     model: Pretrained, texts: Sequence[np.ndarray], held_out: Sequence[np.ndarray], blank: int,
     *, num_steps: int, num_held_out: int,
-) -> tuple[Priors, dict[str, float]]:  # fmt: skip
-    """Returns priors of training texts, and the settings chosen on held-out ones."""
+) -> Priors:  # fmt: skip
+    """Returns priors of training texts, with settings chosen on held-out ones."""
     table = np.asarray(model.table, np.float32)
     log_prior = prior(texts, len(table))
     candidates = {discount: fit_bigrams(texts, log_prior, discount) for discount in DISCOUNTS}
@@ -72,8 +72,7 @@ def fit(
     head = fit_head(model, texts, log_prior, blank, num_steps)
     priors = Priors(table, blank, log_prior, candidates[discount], head, 0.0)
     _, bits = bits_in_context(model, priors, spread(held_out, num_held_out), WEIGHTS)
-    weight = WEIGHTS[int(np.argmin(bits))]
-    return priors._replace(weight=weight), {"discount": discount, "weight": weight}
+    return priors._replace(weight=WEIGHTS[int(np.argmin(bits))])
 
 
 def fit_bigrams(texts: Sequence[np.ndarray], log_prior: np.ndarray, discount: float) -> Bigrams:
@@ -151,11 +150,7 @@ def masked_states(
 ) -> list[np.ndarray]:
     """Returns the states at one group of each text's positions, with this group masked.
 
-    Args:
-        model: The encoder.
-        vectors: Token vectors of each text.
-        blank: The mask token's vector.
-        groups: Group of each text: position i belongs to group i modulo `NUM_GROUPS`.
+    Position i belongs to group i modulo `NUM_GROUPS`; `blank` is the mask token's vector.
     """
     masked = [np.array(text) for text in vectors]
     for text, group in zip(masked, groups, strict=True):

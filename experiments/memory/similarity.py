@@ -13,11 +13,10 @@ Shannon limit.
 The score is how well the cosine of two texts' embeddings ranks the pairs: Spearman's correlation
 with the labels for STS-B, the area under the ROC curve for classes of pairs. Noise is added to the
 token embeddings, and every method sees the same noisy embeddings. The prior of a token is its
-frequency in the task's training texts. "Memory" does not know the noise level, unless it says so.
-"LayerNorm" gives each noisy embedding the mean 0 and the root mean square of the vocabulary under
-that prior. "Wiener filter" is the best linear estimate from the mean and covariance of the
-vocabulary under that prior, with known noise level. Below the Shannon limit, no decoder that knows
-only token frequencies can recover all tokens (`hopfax.hopfield.capacity_snr_db`).
+frequency in the task's training texts. "Memory" does not know the noise level.
+"Wiener filter" is the best linear estimate from the mean and covariance of the vocabulary under
+that prior, with known noise level. Below the Shannon limit, no decoder that knows only token
+frequencies can recover all tokens (`hopfax.hopfield.capacity_snr_db`).
 """
 
 from __future__ import annotations
@@ -43,9 +42,6 @@ from hopfax.hopfield import capacity_snr_db
 
 REPRODUCES = "Not in the papers: vocabulary as memory"
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
-IN_TABLE_ONLY = ("layernorm", "uniform", "known")
-
-
 BUDGETS = {
     "smoke": Budget(16, 1, (-6.0,)),
     "laptop": Budget(1500, 1, (6.0, 0.0, -4.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)),
@@ -102,41 +98,28 @@ def measure(
     return {"results": pd.DataFrame(rows).assign(task=pairs.task, limit=limit)}
 
 
-def lowest_kept(scores: pd.DataFrame) -> float:
-    """Returns the lowest SNR in dB down to which means stay within `NEAR` of the clean score.
-
-    nan if the drop is larger at the highest SNR.
-    """
-    scores = scores.sort_values("snr_db", ascending=False)
-    kept = scores.snr_db[(scores["mean"] > scores.clean - NEAR).cummin()]
-    return float(kept.min())
-
-
 def page(folder: Path) -> Page:
     """Returns the page of a run."""
     frame = tidy.read(folder)
     clean, limit = (frame[frame.level == 0].set_index("task")[name] for name in ("score", "limit"))
-    lines, recovered = pipeline.means(frame, "score"), pipeline.means(frame, "recovered")
+    lines = pipeline.means(frame, "score")
     lines = lines.assign(clean=lines.task.map(clean), limit=lines.task.map(limit))
-    kept = lines.groupby(["task", "protocol", "model"], sort=False)[["snr_db", "mean", "clean"]]
-    kept = kept.apply(lowest_kept).rename("mean").reset_index()
+    keys = ["task", "protocol", "model"]
+    lost = (lines["mean"] <= lines.clean - NEAR).groupby([lines[key] for key in keys]).cummax()
+    kept = lines.assign(mean=lines.snr_db.mask(lost)).groupby(keys, sort=False)["mean"].min()
+    kept = kept.reset_index()
     kept["column"] = kept.task.map(TITLES) + ", " + kept.protocol.map(TITLES)
-    recovered = recovered[recovered.model == "memory"].assign(model="tokens recovered, %")
-    rows = pd.concat([lines, recovered])
-    rows = rows[rows.protocol == lines.protocol.iloc[0]]
     return Page(
         title="Retrieval from the vocabulary under noise",
         pictures={
             "memory": report.facets(
                 "Score against noise, 95 % bands",
-                lines[~lines.model.isin(IN_TABLE_ONLY)], x="snr_db", col="protocol", row="task",
+                lines[lines.model != "uniform"], x="snr_db", col="protocol", row="task",
                 titles=TITLES, xlabel=SNR, ylabel=pipeline.SCORES,
             )
         },
         tables=[
             pipeline.grid(kept, "model", "column", f"Lowest SNR within {NEAR:g} point of clean",
-                          cell=lambda row: pipeline.decibels(row["mean"])),
-            *(pipeline.grid(part, "model", "snr_db", f"{TITLES[task]}, {TITLES[protocol]}")
-              for (task, protocol), part in rows.groupby(["task", "protocol"], sort=False)),
+                          cell=lambda row: pipeline.decibels(row["mean"]))
         ],
     )  # fmt: skip

@@ -2,11 +2,10 @@
 
 Randomized smoothing (Cohen, Rosenfeld and Kolter, 2019) predicts the label that a classifier
 returns most often under Gaussian noise on its input. If that label's probability is at least p >
-1/2, no perturbation of total L2 norm below σ Φ⁻¹(p) changes the prediction. So the guarantee grows
-with the noise that the classifier withstands. Claim: with memory, it withstands more, which is
-denoised smoothing (Salman et al., 2020) with a denoiser that needs no training. The nearest-token
-decoder has a guarantee of its own, half of the distance to the nearest other token, without any
-noise (`hopfax.hopfield.certified_radius`).
+1/2, no perturbation of total L2 norm below σ Φ⁻¹(p) changes the prediction. Claim: with memory, a
+classifier withstands more noise, so that the guarantee grows; this is denoised smoothing (Salman et
+al., 2020) with a denoiser that needs no training. The nearest-token decoder has a guarantee without
+any noise (`hopfax.hopfield.certified_radius`).
 
 Command: `python -m experiments memory-smoothing --run RUN`, where RUN is a run of `fine-tuning` or
 `robustness` on a task with classes; half an hour on two cores for six layers of width 384.
@@ -15,10 +14,9 @@ Expected: on SST-2, plain smoothing certifies half of the texts up to 0.08 RMS n
 vector (0.10 after training with noise), smoothing with memory up to 0.30, and the nearest token up
 to 0.17. Only the last holds if every token moves that far.
 
-Noise and perturbations are on the token vectors; one σ serves all texts. Memory knows σ and the
-token frequencies of the training texts. Fifty draws choose the label, and others give p, the lower
-end of a one-sided 99.9 % Clopper-Pearson interval; if it is at most 1/2, the text has no
-certificate.
+One σ serves all texts. Memory knows σ and the token frequencies of the training texts. Fifty draws
+choose the label, and others give p, the lower end of a one-sided 99.9 % Clopper-Pearson interval;
+if it is at most 1/2, the text has no certificate.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 from scipy.stats import binomtest, norm
 
 from experiments import report, runner
@@ -59,7 +57,7 @@ ALPHA = 0.001  # probability that a certificate is wrong
 CALL = 50  # noisy copies of a text at once
 PAD = 16  # lengths are padded to multiples, so that few shapes compile
 GRID = np.arange(0, 0.47, 0.02).round(2)  # radii of the picture
-SHOWN = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)  # radii of the table
+GROUPS = ["model", "snr_db"]
 
 
 class Budget(NamedTuple):
@@ -150,13 +148,9 @@ def first(cell: Cell) -> Params:
 
 def vocabulary(cell: Cell, texts: Texts) -> tuple[np.ndarray, float]:
     """Returns the token vectors of the first seed, and the RMS norm of those of the texts."""
-    table = np.asarray(embeddings(cell.model, first(cell), jnp.arange(cell.data.vocab_size)))
+    ids = jnp.arange(cell.data.vocab_size)[None]
+    table = np.asarray(cell.model.apply(first(cell), ids, method="embed_tokens")[0])
     return table, pipeline.rms_norm(table[np.concatenate(texts.ids)[np.concatenate(texts.masks)]])
-
-
-def embeddings(model: Functional[Any], params: Params, ids: Array) -> Float[Array, "tokens width"]:
-    """Returns the vectors of token ids, as the model's embedding site *token* has them."""
-    return model.apply(params, ids[None], method="embed_tokens")[0]
 
 
 def padded(ids: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +184,7 @@ def _votes(
     model: Functional[Any], params: Params, ids: Array, mask: Array, sigma: Array,
     memory: Memory, key: Array,
 ) -> Int[Array, " classes"]:  # fmt: skip
-    clean = embeddings(model, params, ids)
+    clean = model.apply(params, ids[None], method="embed_tokens")[0]
     noise = sigma * jax.random.normal(key, (CALL, *clean.shape))
     noisy = clean + jnp.where(mask[:, None], noise, 0)
     if memory:
@@ -244,77 +238,46 @@ def certificate(
     choice, estimate = jax.random.split(jax.random.fold_in(jax.random.key(0), number))
     label = int(np.argmax(counts(choice, CALL)))
     drawn = counts(estimate, num_draws)
-    successes, total = int(drawn[label]), int(drawn.sum())
-    low = binomtest(successes, total, alternative="greater").proportion_ci(1 - ALPHA).low
+    test = binomtest(int(drawn[label]), int(drawn.sum()), alternative="greater")
+    low = test.proportion_ci(1 - ALPHA).low
     return label, sigma * float(norm.ppf(low)) if low > 0.5 else 0.0
 
 
-def by_system(frame: pd.DataFrame, summary: Callable[..., dict[str, Any]]) -> pd.DataFrame:
-    """Returns a summary of the texts of each system and SNR, from right labels and their radii."""
-    rows = []
-    for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
-        values = summary((part.predicted == part.label).to_numpy(), part.score.to_numpy())
-        rows.append({"model": system, "snr_db": db, **values})
-    return pd.DataFrame(rows)
+def by_system(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns, by system and SNR, the radius certified for half of the texts, and shares by radius.
 
-
-def shares(frame: pd.DataFrame, radius: float) -> pd.DataFrame:
-    """Returns the share of texts with the right label certified at a radius, by system.
-
-    At radius 0, it leaves out texts without a certificate.
+    Texts with a wrong label have the radius 0, and a radius of 0 is no certificate.
     """
-
-    def share(right: np.ndarray, radii: np.ndarray) -> dict[str, Any]:
-        right = right & (radii >= max(radius, 1e-9))
-        low, high = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-        return {"mean": 100 * right.mean(), "low": 100 * low, "high": 100 * high, "x": radius}
-
-    return by_system(frame, share)
-
-
-def medians(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the radius at which half of the texts are certified with the right label."""
-
-    def median(right: np.ndarray, radii: np.ndarray) -> dict[str, Any]:
-        radii = np.where(right, radii, 0.0)
-        middle = pipeline.interval(len(radii), lambda units: np.median(radii[units]))
-        return {"mean": middle.pop("score"), **middle}
-
-    return by_system(frame, median)
+    middle, shares = [], []
+    for at, part in frame.groupby(GROUPS, sort=False, dropna=False):
+        where = dict(zip(GROUPS, at, strict=True))
+        radii = part.score.where(part.predicted == part.label, 0.0).to_numpy()
+        median = pipeline.interval(len(radii), lambda units, radii=radii: np.median(radii[units]))
+        middle.append({**where, "mean": median["score"], **median})
+        for radius in GRID:
+            count = int((radii >= max(radius, 1e-9)).sum())
+            low, high = binomtest(count, len(radii)).proportion_ci(method="wilson")
+            share = {"mean": 100 * count / len(radii), "low": 100 * low, "high": 100 * high}
+            shares.append({**where, "x": radius, **share})
+    return pd.DataFrame(middle), pd.DataFrame(shares)
 
 
 def page(folder: Path) -> Page:
     """Returns the page of a run."""
-    frame = pd.read_csv(folder / "results.csv")
-    middle, curves = medians(frame), pd.concat([shares(frame, radius) for radius in GRID])
-    best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax()].set_index("model")
-    curves = curves[(curves.snr_db == curves.model.map(best.snr_db)) | curves.snr_db.isna()]
-    decoded = frame[frame.model == "nearest"]  # as without noise
-    curves["clean"] = 100 * (decoded.predicted == decoded.label).mean()
-    rows = pd.concat(
-        [shares(frame, radius).assign(column=f"{radius:g}", digits=0) for radius in SHOWN]
-        + [middle.assign(column="half of the texts", digits=2)]
-    )
-    rows["line"] = named(rows)
-    task = str(frame.task.iloc[0])
+    middle, shares = by_system(pd.read_csv(folder / "results.csv"))
+    best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax(), GROUPS]
+    noise = middle.snr_db.map(pipeline.decibels).replace("none", "no noise")
     return Page(
-        title=f"Certified accuracy with randomized smoothing: {pipeline.TITLES.get(task, task)}",
+        title="Certified accuracy with randomized smoothing",
         pictures={
             "smoothing": report.facets(
-                "Certified texts by radius, best SNRs", curves, x="x",
-                titles=dict(zip(curves.model, named(curves), strict=True))
-                | {"clean": "right without noise"}, xlabel="radius / RMS norm of a token",
-                ylabel="texts certified, %", least_range=0.0,
+                "Certified texts by radius, best SNRs", best.merge(shares), x="x", titles=SYSTEMS,
+                xlabel="radius / RMS norm of a token", ylabel="texts certified, %", least_range=0.0,
             )
         },
         tables=[
-            pipeline.grid(rows, "line", "column", "Texts certified by radius, %",
-                          cell=lambda row: report.bracketed(row, row.digits))
+            pipeline.grid(middle.assign(noise=noise), "model", "noise", titles=SYSTEMS,
+                          caption="Radius certified for half the texts",
+                          cell=lambda row: report.bracketed(row, 2))
         ],
     )  # fmt: skip
-
-
-def named(rows: pd.DataFrame) -> pd.Series:
-    """Returns the name of each row's system and SNR."""
-    names = rows.model.map(SYSTEMS)
-    return names.where(rows.snr_db.isna(), names + ", " + rows.snr_db.map(pipeline.decibels))

@@ -63,22 +63,6 @@ def test_attacks_raise_the_gain_within_their_ball(reader, batch, radius):
     assert gains(reader, batch, moved).sum() >= gains(reader, batch, clean).sum()
 
 
-def test_updates_stay_in_the_basins_of_well_separated_vectors():
-    rng = np.random.default_rng(3)
-    table = rng.normal(size=(VOCAB, WIDTH))
-    products = table @ table.T - np.diag(np.full(VOCAB, np.inf))
-    separation = certificates.separations(table)
-    np.testing.assert_allclose(separation, np.square(table).sum(1) - products.max(1))
-    well, radius = certificates.basins(table, separation, beta=6.0)
-    assert 0 < well.sum() < VOCAB
-    directions = rng.normal(size=(50, WIDTH))
-    directions *= radius / np.linalg.norm(directions, axis=1, keepdims=True)
-    for vector in table[well]:
-        for state in vector + directions:
-            update = hopfield.update(jnp.asarray(state), jnp.asarray(table), beta=6.0)
-            assert np.linalg.norm(update - vector) <= radius * (1 + 1e-4)
-
-
 def test_slopes_are_central_differences(reader, batch):
     rng = np.random.default_rng(2)
     x = reader.table[batch.ids] + 0.3 * rng.normal(size=(*batch.ids.shape, WIDTH)).astype("f")
@@ -107,10 +91,7 @@ def test_slopes_are_central_differences(reader, batch):
 def test_certificates_hold_and_violations_raise(reader, batch):
     small = 0.5 * reader.radius[batch.ids[batch.mask]].min() / batch.unit
     rows = certificates.attacked(reader, batch, small, 4)
-    scores = {row["model"]: row["score"] for row in rows if row["metric"] == "score"}
-    inside = {row["metric"]: row["score"] for row in rows if "inside" in row["metric"]}
-    assert inside["texts inside"] == 8
-    assert inside["tokens inside"] == batch.mask.sum()
+    scores = {row["model"]: row["score"] for row in rows}
     assert scores["nearest"] == scores["clean"] > scores["none"]
     with pytest.raises(ArithmeticError, match="inside the certified radius"):
         certificates.attacked(reader._replace(radius=100 * reader.radius), batch, 3.0, 4)
@@ -125,18 +106,12 @@ def test_certified_share_is_the_minimum_over_tokens():
         expected = 50 * (row["level"] < 0.03) + 50 * (row["level"] < 0.25)
         assert row["score"] == pytest.approx(expected)
     assert [row["level"] for row in rows[:2]] == [0.02, 0.04] and rows[-1]["level"] == 0.6
-    assert (
-        certificates.certified({"stsb": [np.array([0])]}, radius, (0.05, 0.75))[-1]["level"] == 0.76
-    )
 
 
 def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batch):
     rows = certificates.under_noise(reader, batch, 8.0, 60)
-    values = {row["metric"]: row["score"] for row in rows if row["model"] == "known"}
+    values = {row["metric"]: row["score"] for row in rows}
     assert 5 < values["bound"] <= values["unchanged"] + 3
-    assert values["predicted"] == pytest.approx(values["unchanged"], abs=8)
-    agreed = {row["model"]: row["score"] for row in rows if row["metric"] == "agreement"}
-    assert agreed["none"] < agreed["memory"] <= 1
 
 
 def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
@@ -147,13 +122,14 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
         rows += certificates.attacked(reader, batch, radius, 2)
     for db in (10.0, 0.0):
         rows += certificates.under_noise(reader, batch, db, 2)
-    rows += certificates.of_vocabulary(reader, batch.unit, (10.0, 0.0))
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
     frame.to_csv(tmp_path / "results.csv")
     page = certificates.page(tmp_path)
-    by_radius, by_noise = page.tables
-    assert [row[0] for row in by_radius.rows] == ["0.1", "0.5"]
-    assert by_radius.rows[0][1:4] == ["100.0"] * 3
-    assert [row[0] for row in by_noise.rows] == ["+10.0 dB", "0.0 dB"]
-    assert by_noise.rows[0][-1] == "4e-04"
-    assert len(page.pictures["certificates"].figure.axes) == 4
+    (table,) = page.tables
+    assert table.columns == [
+        "",
+        "no attack",
+        *(certificates.LINES[each] for each in certificates.SYSTEMS),
+    ]
+    assert [row[0] for row in table.rows] == ["0.1", "0.5"]
+    assert len(page.pictures["certificates"].figure.axes) == 3

@@ -49,20 +49,17 @@ def test_padded_chains_have_the_marginals_of_each_chain(bigrams):
     tokens = np.arange(5)  # all candidates, in every place
     steps = priors.log_bigrams(bigrams, tokens[:, None], tokens)
     likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in (4, 2, 1)]
-    moves = context.transitions(bigrams, [np.tile(tokens, (len(each), 1)) for each in likelihood])
+    moves = [np.tile(steps, (len(each) - 1, 1, 1)) for each in likelihood]
     together = np.split(context.over_chains(likelihood, moves, size=2), [4, 6])
-    for probability, each in zip(together, likelihood, strict=True):
-        alone = jax.jit(forward_backward)(each, np.tile(steps, (len(each) - 1, 1, 1)))
-        alone = alone.probability
+    for probability, *chain in zip(together, likelihood, moves, strict=True):
+        alone = jax.jit(forward_backward)(*chain).probability
         np.testing.assert_allclose(probability, alone, rtol=1e-4, atol=1e-6)
 
 
 def chain(length, states):
-    """Log-likelihoods and transitions, with a state and a step that are impossible."""
+    """Log-likelihoods and transitions."""
     likelihood = draw.normal(size=(length, states)) - 500
-    transition = draw.normal(size=(length - 1, states, states))
-    likelihood[1, 0] = transition[2, 1, :] = transition[0, 2, 1] = -np.inf
-    return likelihood, transition
+    return likelihood, draw.normal(size=(length - 1, states, states))
 
 
 def enumerated(likelihood, transition):
@@ -94,22 +91,6 @@ def test_forward_backward_is_the_sum_over_all_paths(length):
         np.testing.assert_allclose(got.log_normalizer, log_normalizer, rtol=1e-6)
     alone = forward_backward(likelihood[:1], transition[:0])
     np.testing.assert_allclose(alone.probability[0], np.exp(log_softmax(likelihood[0])), rtol=1e-4)
-
-
-def test_a_chain_without_a_possible_path_has_no_marginals():
-    likelihood, transition = chain(4, 3)
-    transition[1] = -np.inf
-    got = forward_backward(likelihood, transition)
-    assert not np.asarray(got.probability).any()
-    assert got.log_normalizer == -np.inf
-    likelihood, transition = map(jnp.asarray, chain(4, 3))
-    mask = jnp.array([True, True, True, False])  # known while the rest is traced
-    padded = jax.jit(lambda x: forward_backward(x, transition, mask))(likelihood)
-    alone = forward_backward(likelihood[:3], transition[:2])
-    np.testing.assert_allclose(padded.probability[:3], alone.probability, rtol=1e-5)
-    empty = forward_backward(*chain(4, 3), np.zeros(4, bool))
-    assert not np.asarray(empty.probability).any()
-    assert empty.log_normalizer == 0
 
 
 def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
@@ -210,10 +191,3 @@ def test_one_token_needs_more_than_capacity():
     limits = [float(hopfield.capacity_snr_db(bits, width=384)) for bits in (4.0, 10.0)]
     needed = list(map(partial(context.one_token_snr_db, width=384), (4.0, 10.0)))
     assert limits[0] < needed[0] < needed[1] and limits[1] < needed[1]
-
-
-def test_the_snr_at_which_values_fall_is_interpolated():
-    values = {6.0: 100.0, 2.0: 90.0, -8.0: 50.0}
-    assert context.falls_to(values, 95.0) == 4.0
-    assert np.isnan(context.falls_to(values, 60.0))  # levels are far apart
-    assert context.falls_to(values, 100.0) == np.inf and context.falls_to(values, 40.0) == -np.inf

@@ -100,10 +100,11 @@ def test_shares_count_right_and_certified_texts():
         "model": "memory", "snr_db": -6.0, "label": [0, 1, 1, 0], "predicted": [0, 1, 0, 0],
         "score": [0.1, 0.3, 0.5, 0.0],
     })  # fmt: skip
-    table = pd.concat([smoothing.shares(frame, radius) for radius in (0.0, 0.1, 0.2, 0.4)])
+    middle, table = smoothing.by_system(frame)
+    table = table[table.x.isin([0.0, 0.1, 0.2, 0.4])]
     assert table["mean"].tolist() == [50, 50, 25, 0]  # the last text has no certificate
     assert (table.low < table["mean"]).sum() == 3 and (table.high > table["mean"]).all()
-    assert smoothing.medians(frame)["mean"].tolist() == [0.05]
+    assert middle["mean"].tolist() == [0.05]
 
 
 def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
@@ -121,10 +122,11 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
         "nearest": 4, "none": 4, "memory": 4, "noise-trained": 4,
     }  # fmt: skip
     page = smoothing.page(folder)
-    assert [row[0] for row in page.tables[0].rows] == [
-        "nearest token (norm for each token)", "smoothing, +40.0 dB",
-        "smoothing with memory, +40.0 dB", "smoothing, trained with noise, +40.0 dB",
-    ]  # fmt: skip
+    (table,) = page.tables
+    assert table.columns == ["", "no noise", "+40.0 dB"]
+    assert [row[0] for row in table.rows] == [
+        smoothing.SYSTEMS[name] for name in ("nearest", "none", "memory", "noise-trained")
+    ]
     # Under so little noise all votes agree, and σ follows from the SNR.
     most = norm.ppf(0.001 ** (1 / 50)) * 10 ** (-40 / 20) / 16**0.5
     for system in "none", "memory":
