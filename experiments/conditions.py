@@ -32,7 +32,6 @@ from hopfax.data import (
     read_evaluation_set,
     reported_rows,
     spread,
-    training_rows,
 )
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
@@ -111,7 +110,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     """Rows of results.csv, one per seed and metric.
 
     The first seed also has rows for the majority baseline's score and, if known, for the Shannon
-    limit and the overlap with the training texts, all without noise.
+    limit, without noise.
     """
     predicted, columns = predictions(cell, condition), condition.columns(cell)
     is_set = isinstance(condition, EvaluationSet)
@@ -121,8 +120,6 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
         of_data["constant"] = constant_score(metrics, predicted.labels, predicted.logits.shape[-1])
         if cell.undenoised:
             of_data["capacity_snr_db"] = cells.capacity(cell)
-        if is_set and condition.name:
-            of_data["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
     gains, interval = [None] * len(cell.spec.seeds), {}
     if cell.undenoised:
@@ -343,14 +340,6 @@ class EvaluationSet:
             return spread(reported_rows(spec.name, data_dir=self.data_dir), self.num_rows)
         assert self.data_dir is not None
         return spread(read_evaluation_set(self.name, self.data_dir, trained=spec), self.num_rows)
-
-    def train_overlap(self, cell: Cell) -> int:
-        """Returns the number of rows that share an identical text with the training file."""
-        trained_on = training_rows(cell.data.spec.name, data_dir=self.data_dir)
-        known = {text for row in trained_on for choice in row.texts for text in choice}
-        return sum(
-            any(text in known for choice in row.texts for text in choice) for row in self.rows(cell)
-        )
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""

@@ -239,7 +239,6 @@ class Panel(NamedTuple):
         xlabel: Label of the horizontal axis.
         ylabel: Label of the vertical axis.
         log: Whether the vertical axis is logarithmic.
-        mark: Value to mark by a dotted line.
         connected: Whether lines connect the points.
         formula: Legend label of lines through points; if empty, they share the points' label.
     """
@@ -248,7 +247,6 @@ class Panel(NamedTuple):
     xlabel: str
     ylabel: str
     log: bool = False
-    mark: float | None = None
     connected: bool = True
     formula: str = ""
 
@@ -312,8 +310,6 @@ def _panel(
     if colors and spec.formula:
         color = INK if len(colors) > 1 else colors.pop()
         handles.append(Line2D([], [], label=spec.formula, color=color))
-    if spec.mark is not None:
-        axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)
     axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)
     whole = bool((table[x] % 1 == 0).all())
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))

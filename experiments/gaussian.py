@@ -1,9 +1,7 @@
 """Scores of trained models, arranged for figures and tables, and the page of a suite.
 
 A method is a model with a denoiser, such as `tinybert-memory`. A panel is a site and a protocol of
-Gaussian noise, or a corruption of texts. After the embedding LayerNorm the signal's root mean
-square is 1 in models trained from scratch, so σ is in the units of `matched`; that measurement is
-shown once.
+Gaussian noise, or a corruption of texts.
 """
 
 from __future__ import annotations
@@ -23,13 +21,12 @@ from hopfax.data.tasks import TASKS
 MOST_LINES = 6  # more methods are drawn as a forest plot of differences
 LEARNED = 5.0  # points above the majority baseline that count as having learned a task; on n rows
 # at least two standard errors of an accuracy, 100 / sqrt(n)
-SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 PROTOCOLS = {"matched": "same SNR per text", "per-token": "same SNR per token", "sigma": "same σ"}
 # Where noise is added and how its size is set -> title of the panel, the most telling first.
 PANELS = {
     ("token", "matched"): "token embeddings,\nsame SNR per text",
     ("token", "per-token"): "token embeddings,\nsame SNR per token",
-    ("embedding", "sigma"): "after the LayerNorm,\nsame σ and SNR",
+    ("embedding", "sigma"): "after the LayerNorm,\nsame σ",
     ("embedding", "matched"): "after the LayerNorm,\nsame SNR per text",
     ("embedding", "per-token"): "after the LayerNorm,\nsame SNR per token",
     ("token", "sigma"): "token embeddings,\nsame σ",
@@ -49,28 +46,9 @@ def by_method(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Returns the measured panels; of protocols that coincide, only the first."""
+    """Returns the titles of the measured panels."""
     measured = set(zip(scores.site, scores.protocol, strict=True))
-    shown = {place: title for place, title in PANELS.items() if place in measured}
-    if ("embedding", "sigma") in shown:
-        if not same_snr(scores):
-            shown["embedding", "sigma"] = "embedding site,\nsame σ"
-        elif unit_signal(scores):
-            shown.pop(("embedding", "matched"), None)
-    return shown
-
-
-def same_snr(scores: pd.DataFrame) -> bool:
-    """Whether equal σ at the embedding site is equal SNR for all models, as after a LayerNorm."""
-    rows = tidy.select(scores, site="embedding", protocol="sigma")
-    means = rows.groupby(["level", "model"]).snr_db.mean().groupby("level")
-    return not (means.max() - means.min() > SAME_DB).any()
-
-
-def unit_signal(scores: pd.DataFrame) -> bool:
-    """Whether the root mean square is 1 at the embedding site, as without pretraining."""
-    rows = tidy.select(scores, site="embedding", protocol="sigma")
-    return not ((rows.snr_db + 20 * np.log10(rows.level)).abs() > SAME_DB).any()
+    return {place: title for place, title in PANELS.items() if place in measured}
 
 
 def titles(tasks: Iterable[str], methods: Iterable[str] = VARIANTS) -> dict[str, str]:
@@ -82,20 +60,6 @@ def titles(tasks: Iterable[str], methods: Iterable[str] = VARIANTS) -> dict[str,
         if task and EVALUATION_SETS[name].task != task:
             named[trial] += f" (models of {_title(task)})"
     return named
-
-
-def score_names(tasks: Iterable[str]) -> dict[str, str]:
-    """Returns what each task's score is, for an axis."""
-    names = {
-        ("accuracy",): "accuracy, %",
-        ("f1", "accuracy"): "mean of F1 and accuracy, %",
-        ("mcc",): "50 · (1 + Matthews correlation)",
-        ("pearson", "spearman"): "50 · (1 + r)",
-    }
-    return {
-        task: names.get(TASKS[task].metrics, "score") if task in TASKS else "score"
-        for task in tasks
-    }
 
 
 def constants(frame: pd.DataFrame) -> dict[str, float]:
@@ -237,7 +201,6 @@ def page(folder: Path) -> report.Page:
             row="task",
             titles=named,
             xlabel="noise level",
-            ylabel=score_names(tasks),
         )
     elif noisy:
         gaps = _lined(differences(kept, table, methods[0]), named)

@@ -93,126 +93,93 @@ class Variant:
         return fields
 
 
-def _tinybert(title: str, **changes: Any) -> Variant:
-    return Variant(title=title, kind="tinybert", **changes)
+def _tinybert(change: str = "", **fields: Any) -> Variant:
+    return Variant(title=f"TinyBERT{change}", kind="tinybert", **fields)
 
 
-def _robertha(title: str, **changes: Any) -> Variant:
-    return Variant(title=title, kind="robertha", **{"entropy": "shannon", **changes})
+def _robertha(change: str = "", **fields: Any) -> Variant:
+    return Variant(title=f"Robertha{change}", kind="robertha", **{"entropy": "shannon", **fields})
 
 
-def _pretrained(title: str, **changes: Any) -> Variant:
-    return Variant(title=title, kind="pretrained", **changes)
+def _pretrained(change: str = "", **fields: Any) -> Variant:
+    return Variant(title=f"fine-tuned encoder{change}", kind="pretrained", **fields)
 
 
-# At beta=1, attention without steps is the loaded model's own.
+# At beta=1, attention without steps is the loaded model's own. Iterated to convergence, it learns
+# MRPC at no rate; both iterated models take the rate of one update.
 HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
 # The gradient of one step is always unrolled; naming it tells these cells from earlier ones.
 ONE_STEP = {**HOPFIELD, "max_steps": 1, "gradient": "unrolled"}
+# Softmax attention, but without dropout of its weights, which Hopfield attention does not have.
+NO_STEPS = {**HOPFIELD, "max_steps": 0}
+MEAN = {"pooling": "mean"}
+PRE_LN = {**MEAN, "norm_first": True}
+# Entries of about 1 in place of 0.02; LayerNorm undoes it, so the function is the same.
+RESCALED = {"embedding_scale": 50.0}
+HALTING = {"halting": True, "num_steps": 6}
+UNIVERSAL = "Universal Transformer"
+NOISY, THROUGH = " + noise training", " + noise training through memory"
+# Names of the paper's ablations. It gives no values for "+ Dropout" and "+ WeightDecay", nor for
+# its baselines' noise and perturbations; these are our choices.
+NO_ESR, NO_PARTS = "Robertha w/o ESR", "Robertha w/o Iteration w/o ESR"
+DECAYED = {"weight_decay": 0.1, "paper": f"{NO_ESR} + WeightDecay"}
+DROPPED = {"options": {"dropout": 0.5}, "paper": f"{NO_ESR} + Dropout"}
+NO_ITERATION = {"options": {"max_steps": 0}, "paper": NO_PARTS}
 
-
-# The paper gives no values for "+ Dropout" and "+ WeightDecay", nor for its baselines' noise and
-# perturbations; these are our choices.
 VARIANTS: dict[str, Variant] = {
-    "tinybert": _tinybert("TinyBERT", paper="TinyBERT"),
-    "tinybert-mean": _tinybert("TinyBERT with mean pooling", options={"pooling": "mean"}),
-    # Entries of about 1 in place of 0.02; LayerNorm undoes it, so the function is the same.
-    "tinybert-unit-scale": _tinybert(
-        "TinyBERT with embeddings rescaled by 50", options={"embedding_scale": 50.0}
-    ),
-    "tinybert-mean-prenorm": _tinybert(
-        "TinyBERT with mean pooling and pre-LN", options={"pooling": "mean", "norm_first": True}
-    ),
+    "tinybert": _tinybert(paper="TinyBERT"),
+    "tinybert-mean": _tinybert(" with mean pooling", options=MEAN),
+    "tinybert-unit-scale": _tinybert(" with embeddings rescaled by 50", options=RESCALED),
+    "tinybert-mean-prenorm": _tinybert(" with mean pooling and pre-LN", options=PRE_LN),
     "tinybert-mean-prenorm-dropout": _tinybert(
-        "TinyBERT with mean pooling, pre-LN and dropout 0.3",
-        options={"pooling": "mean", "norm_first": True, "dropout": 0.3},
+        " with mean pooling, pre-LN and dropout 0.3", options={**PRE_LN, "dropout": 0.3}
     ),
-    "freelb": _tinybert("FreeLB", training="freelb", paper="FreeLB"),
-    "pgd": _tinybert("PGD", training="pgd"),
-    "data-augment": _tinybert("DataAugment", training="noise", paper="DataAugment"),
-    "noise-trained": _tinybert("TinyBERT + noise training", training="noise-range"),
-    "noise-through-memory": _tinybert(
-        "TinyBERT + noise training through memory", training="noise-memory"
+    "freelb": Variant(title="FreeLB", kind="tinybert", training="freelb", paper="FreeLB"),
+    "pgd": Variant(title="PGD", kind="tinybert", training="pgd"),
+    "data-augment": Variant(
+        title="DataAugment", kind="tinybert", training="noise", paper="DataAugment"
     ),
-    "universal": Variant(
-        title="Universal Transformer", kind="universal", paper="Universal Transformer"
-    ),
+    "noise-trained": _tinybert(NOISY, training="noise-range"),
+    "noise-through-memory": _tinybert(THROUGH, training="noise-memory"),
+    "universal": Variant(title=UNIVERSAL, kind="universal", paper=UNIVERSAL),
     "universal-halting": Variant(
-        title="Universal Transformer with halting",
-        kind="universal",
-        options={"halting": True, "num_steps": 6},
+        title=f"{UNIVERSAL} with halting", kind="universal", options=HALTING
     ),
-    "robertha": _robertha("Robertha", paper="Robertha"),
-    "robertha-renyi2": _robertha("Robertha with Rényi-2 ESR", entropy="renyi2"),
-    "robertha-no-esr": _robertha("Robertha w/o ESR", entropy=None, paper="Robertha w/o ESR"),
-    "robertha-no-esr-dropout": _robertha(
-        "Robertha w/o ESR + dropout 0.5",
-        entropy=None,
-        options={"dropout": 0.5},
-        paper="Robertha w/o ESR + Dropout",
-    ),
+    "robertha": _robertha(paper="Robertha"),
+    "robertha-renyi2": _robertha(" with Rényi-2 ESR", entropy="renyi2"),
+    "robertha-no-esr": _robertha(" w/o ESR", entropy=None, paper=NO_ESR),
+    "robertha-no-esr-dropout": _robertha(" w/o ESR + dropout 0.5", entropy=None, **DROPPED),
     "robertha-no-esr-weight-decay": _robertha(
-        "Robertha w/o ESR + weight decay 0.1",
-        entropy=None,
-        weight_decay=0.1,
-        paper="Robertha w/o ESR + WeightDecay",
+        " w/o ESR + weight decay 0.1", entropy=None, **DECAYED
     ),
     "robertha-no-iteration-no-esr": _robertha(
-        "Robertha w/o iteration and ESR",
-        entropy=None,
-        options={"max_steps": 0},
-        paper="Robertha w/o Iteration w/o ESR",
+        " w/o iteration and ESR", entropy=None, **NO_ITERATION
     ),
-    "robertha-no-output-projection": _robertha(
-        "Robertha w/o W_O", options={"output_projection": False}
-    ),
-    "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
-    "robertha-paper": _robertha("Robertha as in the paper", preset="paper"),
-    "robertha-algorithm": _robertha("Robertha as in the algorithms", preset="algorithm"),
-    "robertha-released": _robertha("Robertha as released", preset="released"),
-    "pretrained": _pretrained("fine-tuned encoder", learning_rate=1e-4),
-    "pretrained-esr": _pretrained("fine-tuned encoder + ESR", entropy="shannon"),
-    "pretrained-noise-trained": _pretrained(
-        "fine-tuned encoder + noise training", training="noise-range"
-    ),
+    "robertha-no-output-projection": _robertha(" w/o W_O", options={"output_projection": False}),
+    "robertha-freelb": _robertha(" with FreeLB", training="freelb"),
+    "robertha-paper": _robertha(" as in the paper", preset="paper"),
+    "robertha-algorithm": _robertha(" as in the algorithms", preset="algorithm"),
+    "robertha-released": _robertha(" as released", preset="released"),
+    "pretrained": _pretrained(learning_rate=1e-4),
+    "pretrained-loud": _pretrained(" with rescaled tokens", learning_rate=1e-4, loud=True),
+    "pretrained-esr": _pretrained(" + ESR", entropy="shannon"),
+    "pretrained-noise-trained": _pretrained(NOISY, training="noise-range"),
     "pretrained-noise-through-memory": _pretrained(
-        "fine-tuned encoder + noise training through memory",
-        training="noise-memory",
-        learning_rate=1e-4,
+        THROUGH, training="noise-memory", learning_rate=1e-4
     ),
     "pretrained-freelb": _pretrained(
-        "fine-tuned encoder + FreeLB",
-        training="freelb",
-        radius=PRETRAINED_RADIUS,
-        learning_rate=3e-4,
+        " + FreeLB", training="freelb", radius=PRETRAINED_RADIUS, learning_rate=3e-4
     ),
-    # Softmax attention, but without dropout of its weights, which Hopfield attention does not have.
-    "pretrained-hopfield-0": _pretrained(
-        "fine-tuned encoder without attention dropout", options={**HOPFIELD, "max_steps": 0}
-    ),
-    # Iterated to convergence, it learns MRPC at no rate; both take the rate of one update.
-    "pretrained-hopfield": _pretrained(
-        "fine-tuned encoder + iterated Hopfield attention", options=HOPFIELD
-    ),
+    "pretrained-hopfield-0": _pretrained(" without attention dropout", options=NO_STEPS),
+    "pretrained-hopfield": _pretrained(" + iterated Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
-        "fine-tuned encoder + iterated Hopfield attention + ESR",
-        options=HOPFIELD,
-        entropy="shannon",
+        " + iterated Hopfield attention + ESR", options=HOPFIELD, entropy="shannon"
     ),
-    "pretrained-hopfield-1": _pretrained(
-        "fine-tuned encoder + one Hopfield update", options=ONE_STEP
-    ),
+    "pretrained-hopfield-1": _pretrained(" + one Hopfield update", options=ONE_STEP),
     "pretrained-hopfield-1-esr": _pretrained(
-        "fine-tuned encoder + one Hopfield update + ESR",
-        options=ONE_STEP,
-        entropy="shannon",
+        " + one Hopfield update + ESR", options=ONE_STEP, entropy="shannon"
     ),
 }
-
-
-VARIANTS["pretrained-loud"] = dataclasses.replace(
-    VARIANTS["pretrained"], title="fine-tuned encoder with rescaled tokens", loud=True
-)
 
 
 class Size(NamedTuple):

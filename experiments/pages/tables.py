@@ -48,16 +48,13 @@ def raised_layers() -> pd.DataFrame:
 def savings() -> pd.DataFrame:
     """Percent of steps and of compute that arms of grokking save against the baseline."""
     steps = tidy.select(rows_of("grokking"), metric="steps").sort_values(["run", "seed"])
-    units, parts = {"steps": 1.0, "compute": steps.rows_per_step}, []
-    both = pd.concat(steps.assign(unit=name, scale=scale) for name, scale in units.items())
-    both = both.assign(time=both.score * both.scale, end=both.horizon * both.scale)
-    for (run, unit, arm), rows in both.groupby(["run", "unit", "model"], sort=False):
-        pair = rows, tidy.select(both, run=run, unit=unit, model="baseline")
-        ends = pair[0].end.iloc[0], pair[1].end.iloc[0]
-        saved = outcomes.reduction(*(each.time.to_numpy() for each in pair), followed=ends)
-        paper = CLAIMED[str(run)] if unit == "steps" else np.nan
-        verdict = tidy.verdict(saved.low, saved.high, paper)
-        parts.append((run, unit, arm, *saved, paper, verdict))
+    parts = []
+    for (run, arm), rows in steps.groupby(["run", "model"], sort=False):
+        baseline = tidy.select(steps, run=run, model="baseline")
+        for unit, paper in (("steps", CLAIMED[str(run)]), ("compute", np.nan)):
+            saved = outcomes.saved(rows, baseline, compute=unit == "compute")
+            verdict = tidy.verdict(saved.low, saved.high, paper)
+            parts.append((run, unit, arm, *saved, paper, verdict))
     columns = ["run", "unit", "model", "mean", "low", "high", "paper", "verdict"]
     return pd.DataFrame(parts, columns=columns).replace({"verdict": {"no difference": "not found"}})
 

@@ -243,20 +243,14 @@ class FineTuning(Noisy):
     Command: `python -m experiments fine-tuning --pretrained FOLDER --task cola --data-dir DIR`.
 
     Expected: iterating the loaded attention to convergence lowers the clean score, by 35 points on
-    STS-B, by 22 on 12,000 rows of SST-2 (at four times the inverse temperature by 7, without
-    iteration by 1) and, with ESR or without, to the majority baseline on CoLA. It gains nothing
-    under noise. One update with ESR lowers it by about three points on MRPC and MNLI, one update
-    alone by 2.5 points on MRPC; ESR alone has no detectable effect. RTE is not learned in eight
-    epochs at 5e-5, unless the encoder is fine-tuned on MNLI first.
+    STS-B and 22 on SST-2, and gains nothing under noise. One update costs up to three points; ESR
+    has no detectable effect.
 
     All models start from the folder's weights with mean pooling. Hopfield attention replaces each
     query by T updates over the layer's own keys, at the inverse temperature of the loaded
-    attention, before it reads the values. It has no dropout of attention weights, unlike the loaded
-    attention; pretrained-hopfield-0 leaves only that out, without a detectable effect on 12,000
-    rows of SST-2.
-
-    Learning rates are each model's best on validation rows of MRPC, in which no rates differ
-    significantly; set --learning-rate to compare all models at one rate.
+    attention, before it reads the values. It has no dropout of attention weights;
+    pretrained-hopfield-0 leaves only that out. Learning rates are each model's best on validation
+    rows of MRPC; set --learning-rate to compare all models at one.
     """
 
     NAME = "fine-tuning"
@@ -272,24 +266,21 @@ class MemoryTrained(Noisy):
     """Does retrieval from the vocabulary beat training with noise, and Robertha, at equal noise?
 
     Claim of Podasca and Das (2026): iterative Hopfield attention and ESR remove noise from
-    embeddings. Each trained model is tested with and without memory, which replaces its noisy token
-    embeddings by their posterior means, given the vocabulary (`hopfax.nn.with_memory`). A baseline
-    without memory is training with noise, at signal-to-noise ratios drawn uniformly from -16 to 0
-    dB for each text.
+    embeddings. Memory replaces noisy token embeddings by their posterior means, given the
+    vocabulary (`hopfax.nn.with_memory`). Models noise-trained are trained with noise, at
+    signal-to-noise ratios drawn uniformly from -16 to 0 dB for each text.
 
     Commands: `python -m experiments memory-trained --task sst2 --data-dir DIR --epochs 1` (from
     scratch), and for a pretrained encoder `--pretrained FOLDER --model pretrained
     pretrained-noise-trained --train-size 12000 --epochs 3 --learning-rate 1e-4`.
     noise-through-memory and pretrained-noise-through-memory are trained with the same noise, which
-    memory removes before the encoder reads it. With --sites embedding, noise and memory of the
-    tests are after the LayerNorm.
+    memory removes before the encoder reads it.
 
     Expected: memory keeps the clean score of MiniLM down to −8 or −10 dB, 4 to 6 dB above the
     Shannon limit. With memory, training with noise adds little to small models, and costs a
     pretrained encoder points above −14 dB.
 
-    Every model sees one noisy copy of each text and does not know the noise level. The prior of a
-    token is its frequency in the training texts.
+    No model knows the noise level. The prior of a token is its frequency in the training texts.
     """
 
     NAME = "memory-trained"
@@ -316,8 +307,7 @@ class Typos(Suite):
 
     Random typos are the same for all models and seeds. An attack uses the losses (TextBugger) or
     the gradients (HotFlip) of each seed's model and is scored on that model. Every text has at
-    least one word to change, so short texts exceed the requested rate; a text without a suitable
-    word stays as it is. Every edit is stored with the predictions.
+    least one word to change, so short texts exceed the requested rate.
     """
 
     NAME = "typos"
@@ -360,9 +350,8 @@ class Adversarial(Suite):
     Expected: accuracies at or below the majority baseline; on sets of 78 to 162 rows only
     differences above eight points are detectable.
 
-    Each set tests models of the task it was derived from. PAWS and PAWS-X (paraphrases) test models
-    of QQP or MRPC; the paper trains on them and reports F1, so its scores are not comparable. No
-    set is used for model selection.
+    Each set tests models of the task it was derived from; PAWS and PAWS-X, models of QQP or MRPC.
+    The paper trains on these and reports F1. No set is used for model selection.
     """
 
     NAME = "adversarial"
