@@ -109,8 +109,7 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
     """Rows of results.csv, one per seed and metric.
 
-    The first seed also has rows for the majority baseline's score and, if known, for the Shannon
-    limit, without noise.
+    Without noise, the first seed also has the majority baseline's score and any Shannon limit.
     """
     predicted, columns = predictions(cell, condition), condition.columns(cell)
     is_set = isinstance(condition, EvaluationSet)

@@ -46,8 +46,11 @@ def by_method(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """Returns the titles of the measured panels."""
-    measured = set(zip(scores.site, scores.protocol, strict=True))
+    """Returns the titles of the measured panels; of protocols that coincide, only the first."""
+    measured = {*zip(scores.site, scores.protocol, strict=True)}
+    rows = tidy.select(scores, site="embedding", protocol="sigma")
+    if len(rows) and ((rows.snr_db + 20 * np.log10(rows.level)).abs() < 1).all():
+        measured -= {("embedding", "matched")}  # the signal's root mean square is 1
     return {place: title for place, title in PANELS.items() if place in measured}
 
 

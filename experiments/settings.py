@@ -49,7 +49,13 @@ BUDGETS: dict[str, Budget] = {
 # Enough epochs to learn the synthetic tasks: models stopped halfway score differently on different
 # processors, because of rounding. No early stopping.
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
-    epochs=6, patience=6, learning_rate=1e-3, noise_draws=1, train_size=8000, width=64
+    epochs=6,
+    patience=6,
+    learning_rate=1e-3,
+    noise_draws=1,
+    train_size=8000,
+    test_size=500,
+    width=64,
 )
 
 

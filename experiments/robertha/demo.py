@@ -29,16 +29,16 @@ class Demo(Noisy):
 
     NAME = "demo"
     REPRODUCES = "a first picture in a minute: noise on token embeddings, removed by memory"
-    STARTS = 28.0
+    STARTS = 24.0
 
     model: tuple[str, ...] = ("tinybert-mean",)
     denoiser: tuple[DenoiserName, ...] = ("none", "memory")
     data: Data = Data(task=("sentiment",), train_size=5000, test_size=250, max_length=20)
     training: Training = Training(
-        seeds=(23, 42, 77), epochs=6, patience=6, learning_rate=3e-3, width=32, num_layers=1
+        seeds=(23, 42, 77), epochs=6, patience=6, learning_rate=3e-3, width=48, num_layers=1
     )
     noise: Noise = Noise(
-        levels=tuple(10 ** (-snr_db / 20) for snr_db in (12, 6, *range(0, -19, -3))),
+        levels=tuple(10 ** (-snr_db / 20) for snr_db in (12, 6, *range(0, -16, -3))),
         sites=("token",),
         protocols=("matched",),
         noise_draws=1,
