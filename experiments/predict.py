@@ -86,7 +86,7 @@ def load(config: Config) -> dict[int, Classifier]:
     from experiments import cells, runner
     from hopfax import Classifier
 
-    cell, flags = runner.opened(config.run, model=config.model, task=config.task)
+    cell, flags = runner.open_trained(config.run, model=config.model, task=config.task)
     data = cell.data
     if data.spec.num_outputs < 2:
         raise ValueError(f"--task must have classes, got {data.spec.name}")

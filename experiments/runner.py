@@ -272,7 +272,7 @@ def open_cell(
     )
 
 
-def opened(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cell, Flags]:
+def open_trained(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cell, Flags]:
     """Returns a trained model of a run without a denoiser, and the run's flags.
 
     Args:
@@ -291,10 +291,10 @@ def opened(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cel
     if not {"data", "training", "encoder", "model"} <= document["config"].keys():
         name = document["experiment"]
         raise ValueError(f"--run must be of an experiment that trains encoders, got {name}")
-    flags = replace(stored(Flags(), document["config"]), runs=str(folder.parents[1]))
+    flags = replace(restore(Flags(), document["config"]), runs=str(folder.parents[1]))
     known = document.get("plan", {}).get("models", document["config"]["model"])
-    name = chosen("--model", model, known)
-    task = chosen("--task", task, flags.data.task)
+    name = choose("--model", model, known)
+    task = choose("--task", task, flags.data.task)
     data = load(flags, task)
     trial = Trial(task, name, flags.encoder.models([name])[name], ())
     if not (cell := folder.parents[1] / "cells" / spec_of(flags, trial, data).id).is_dir():
@@ -302,18 +302,18 @@ def opened(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cel
     return open_cell(flags, trial, data), flags
 
 
-def stored(default: Any, values: Mapping[str, Any]) -> Any:
+def restore(default: Any, values: Mapping[str, Any]) -> Any:
     """Returns the dataclass of a run's config.json; missing fields take defaults."""
     changes = {}
     for name in {each.name for each in fields(default)} & values.keys():
         value, field = values[name], getattr(default, name)
         if is_dataclass(field):
-            value = stored(field, value)
+            value = restore(field, value)
         changes[name] = tuple(value) if isinstance(value, list) else value
     return replace(default, **changes)
 
 
-def chosen(flag: str, name: str | None, names: Sequence[str]) -> str:
+def choose(flag: str, name: str | None, names: Sequence[str]) -> str:
     """Returns the name, or the only one of the run."""
     if name is None and len(names) > 1:
         raise ValueError(f"{flag} is required: the run has {', '.join(names)}")

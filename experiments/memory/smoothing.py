@@ -108,8 +108,7 @@ def run(config: Config) -> Path:
     """Certifies every text with every system and writes the page.
 
     Raises:
-        ValueError: A flag is missing or out of range, the models have different data, or see
-            `runner.opened`.
+        ValueError: A flag is missing or out of range, or the models have different data.
         FileNotFoundError: A folder is no run, or its model is not trained.
     """
     budget = budget_of(config, BUDGETS)
@@ -117,10 +116,12 @@ def run(config: Config) -> Path:
         raise ValueError("--run is required, the folder of a run of fine-tuning or robustness")
     if budget.num_draws % CALL:
         raise ValueError(f"--num-draws must be a multiple of {CALL}, got {budget.num_draws}")
-    cell, _ = runner.opened(config.run, model=config.model, task=config.task)
+    cell, _ = runner.open_trained(config.run, model=config.model, task=config.task)
     systems = {"none": cell, "memory": cell}
     if config.noise_trained:
-        systems["noise-trained"], _ = runner.opened(config.noise_trained, model=None, task=None)
+        systems["noise-trained"], _ = runner.open_trained(
+            config.noise_trained, model=None, task=None
+        )
         if systems["noise-trained"].spec.data != cell.spec.data:
             raise ValueError("--run and --noise-trained must have the same data")
     test = cell.data.test

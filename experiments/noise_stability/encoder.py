@@ -303,7 +303,7 @@ def noise_scale(embeddings: Array, mask: Array, snr_db: float) -> Array:
 
 def correlation_rows(measured: Response) -> list[dict[str, Any]]:
     """Correlation of the outputs at each of `RHOS`: their covariance over the variance."""
-    # Differences from rho = 0: what is constant in the noise drops out of them.
+    # Differences from rho = 0, in which constant parts cancel.
     centered = measured.changes - measured.changes[..., :1]
     columns = RHOS, *ratio(centered, centered[..., -1:])
     signal, noise = np.sum(measured.power, axis=0)

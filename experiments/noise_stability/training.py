@@ -73,8 +73,7 @@ class Static(NamedTuple):
 class Epoch(NamedTuple):
     """Measurements of an epoch, one per run; a run's history has a leading axis of epochs.
 
-    The agreement is of outputs M for the validation rows X and one noisy copy Y of them, the same
-    in every epoch.
+    X are the validation rows, M their outputs, and Y a noisy copy of X, the same in every epoch.
     """
 
     train_loss: Any  # mean task loss of the steps, with dropout
@@ -248,9 +247,8 @@ def train_runs(
 ) -> tuple[Epoch, Params]:
     """Trains, from the last checkpoint on, until every run is at the target or for all epochs.
 
-    Rows beyond the last full batch of an epoch are left out of it, others each time. Returns the
-    epochs, `(epochs, runs)` each, and the last parameters. A DivergedError names a run whose loss
-    is not finite.
+    An epoch drops the rows beyond its last full batch. Returns the epochs, `(epochs, runs)` each,
+    and the last parameters. A DivergedError names a run whose loss is not finite.
     """
     problem, seeds, runs = arm.problem, arm.problem.seeds, len(arm.problem.seeds)
     per_call = min(problem.epochs, EPOCHS_PER_CALL)

@@ -70,7 +70,7 @@ def unlearned(suite: str, run: str) -> set[tuple[str, str]]:
     return {*gaussian.not_learned(rows, gaussian.constants(frame(suite, run))).index}
 
 
-def learned(suite: str, run: str, task: str, model: str) -> bool:
+def is_learned(suite: str, run: str, task: str, model: str) -> bool:
     """Whether a model is well above the majority baseline without noise."""
     return (task, model) not in unlearned(suite, run)
 
@@ -107,7 +107,7 @@ def claims() -> pd.DataFrame:
 
 
 def surviving() -> pd.DataFrame:
-    """The rows of `claims` that differ from zero after Holm's correction for all of them."""
+    """Claims that differ from zero after Holm's correction for all comparisons."""
     return claims()[tidy.rejected(claims()) & claims().bold.astype(bool)]
 
 

@@ -111,7 +111,8 @@ class Suite(Flags):
             for name, model in models.items()
         ]
         jobs = runner.jobs(config, trials)
-        if self.STARTS and self == type(self)(runs=self.runs):
+        trained = all((Path(self.runs) / "cells" / job.cell).exists() for job in jobs)
+        if self.STARTS and not trained and self == type(self)(runs=self.runs):
             print(f"about {self.STARTS * runner.start_seconds(trials[0]):.0f} seconds", flush=True)
         return runner.fill(self.NAME, config, jobs, self.page, plan={"models": [*models]})
 
