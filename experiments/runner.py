@@ -28,12 +28,12 @@ from experiments.settings import Flags
 from hopfax.data import (
     Encoded,
     TaskData,
+    evenly_spaced,
     from_rows,
     load_task,
     read_table,
     read_tokenizer,
     read_vocabulary,
-    spread,
     task,
 )
 from hopfax.train.progress import Progress
@@ -225,7 +225,7 @@ def load(config: Flags, name: str) -> TaskData:
     few = flags.train_size if config.budget == "smoke" else None
     return data._replace(
         validation=Encoded(*(part[:few] for part in data.validation)),
-        test=Encoded(*(spread(part, flags.test_size) for part in data.test)),
+        test=Encoded(*(evenly_spaced(part, flags.test_size) for part in data.test)),
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from hopfax.data.downloads import fetch_raw
 from hopfax.data.raw import raw_file, read_rows
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
+from hopfax.hub import local_path
 from hopfax.optional import optional_import
 
 if TYPE_CHECKING:
@@ -56,13 +57,12 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
         return task(self.builder_config.name)
 
     def _info(self) -> tfds.core.DatasetInfo:
+        scores = self.spec.regression
         features: dict[str, Any] = {
-            _feature(name): tfds.features.Text() for name in self.spec.columns
+            **{_feature(name): tfds.features.Text() for name in self.spec.columns},
+            "label": np.float32 if scores else tfds.features.ClassLabel(names=self.spec.labels),
+            "index": np.int32,
         }
-        features["label"] = tfds.features.ClassLabel(names=list(self.spec.labels))
-        if self.spec.regression:
-            features["label"] = tfds.features.Scalar(np.float32)
-        features["index"] = tfds.features.Scalar(np.int32)
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features),
@@ -130,7 +130,7 @@ def build(
     if raw_dir is None:
         if built.is_prepared():
             return built
-        raw_dir = fetch_raw(spec, Path(os.path.expanduser(tfds_dir)) / "downloads")
+        raw_dir = fetch_raw(spec, local_path(tfds_dir) / "downloads")
     builder = _builder(name, tfds_dir, raw_dir=raw_dir)
     if not built.is_prepared():
         builder.download_and_prepare()
@@ -144,8 +144,9 @@ def build(
 
 
 def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTasks:
-    folder = os.path.expanduser(tfds_dir)
-    return HopfaxTasks(config=name, data_dir=folder, file_format="array_record", **kwargs)
+    return HopfaxTasks(
+        config=name, data_dir=local_path(tfds_dir), file_format="array_record", **kwargs
+    )
 
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:
@@ -160,6 +161,6 @@ def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[
     examples = []
     for row in builder.as_data_source(split):  # pyright: ignore[reportCallIssue]
         columns = {name: row[_feature(name)].decode() for name in spec.columns}
-        label = float(row["label"]) if spec.regression else int(row["label"])
-        examples.append(Example(spec.join(columns), label, int(row["index"])))
+        label = (float if spec.regression else int)(row["label"])
+        examples.append(spec.example(columns, label, int(row["index"])))
     return examples

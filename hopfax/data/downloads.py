@@ -17,22 +17,16 @@ _MRPC = (
 )
 
 
-def addresses(spec: TaskSpec) -> list[str]:
-    """Returns the addresses of a task's files; tensorflow_datasets has their checksums."""
-    if spec.name == "mrpc":
-        return list(_MRPC)
-    archive = "QNLIv2" if spec.name == "qnli" else spec.folder
-    return [f"{_ARCHIVES[spec.suite]}/{archive}.zip"]
-
-
 def fetch_raw(spec: TaskSpec, folder: str | os.PathLike) -> Path:
     """Downloads a task unless `folder` has its files, and returns the folder for `read_split`."""
-    tfds = optional_import("tensorflow_datasets")
+    archive = "QNLIv2" if spec.name == "qnli" else spec.title
+    urls = _MRPC if spec.name == "mrpc" else (f"{_ARCHIVES[spec.suite]}/{archive}.zip",)
+    tfds = optional_import("tensorflow_datasets")  # has the checksums of the files
     manager = tfds.download.DownloadManager(
         download_dir=folder, manual_dir=folder, force_checksums_validation=True
     )
     raw = Path(folder) / "raw"
-    extract(spec, [Path(path) for path in manager.download(addresses(spec))], raw)
+    extract(spec, [Path(path) for path in manager.download(list(urls))], raw)
     return raw
 
 
@@ -41,10 +35,11 @@ def extract(spec: TaskSpec, paths: Sequence[Path], raw: Path) -> None:
     if spec.name == "mrpc":
         contents = _split_mrpc(*(path.read_bytes() for path in paths))
     else:
-        contents = {split: _member(paths[0], file) for split, file in spec.files.items()}
-    (raw / spec.folder).mkdir(parents=True, exist_ok=True)
+        contents = {split: _member(paths[0], Path(file).name) for split, file in spec.files.items()}
     for split, content in contents.items():
-        (raw / spec.folder / spec.files[split]).write_bytes(content)
+        path = raw / spec.files[split]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
 
 
 def _member(archive: Path, file: str) -> bytes:
