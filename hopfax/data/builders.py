@@ -12,13 +12,13 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hopfax.data.downloads import fetch_raw
 from hopfax.data.raw import raw_file, read_rows
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
 from hopfax.hub import local_path
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 else:
     tfds = optional_import("tensorflow_datasets")
 
+_SITE = "https://dl.fbaipublicfiles.com"
+_ARCHIVES = {"glue": f"{_SITE}/glue/data", "superglue": f"{_SITE}/glue/superglue/data/v2"}
+_MRPC = (
+    f"{_SITE}/senteval/senteval_data/msr_paraphrase_train.txt",
+    "https://firebasestorage.googleapis.com/v0/b/mtl-sentence-representations.appspot.com/o/"
+    "data%2Fmrpc_dev_ids.tsv?alt=media&token=ec5c0836-31d5-48f4-b431-7480817f1adc",
+)
 _RAW_TASKS = tuple(name for name, spec in TASKS.items() if spec.suite != "synthetic")
 
 
@@ -130,7 +137,7 @@ def build(
     if raw_dir is None:
         if built.is_prepared():
             return built
-        raw_dir = fetch_raw(spec, local_path(tfds_dir) / "downloads")
+        raw_dir = _download(spec, local_path(tfds_dir) / "downloads")
     builder = _builder(name, tfds_dir, raw_dir=raw_dir)
     if not built.is_prepared():
         builder.download_and_prepare()
@@ -164,3 +171,47 @@ def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[
         label = (float if spec.regression else int)(row["label"])
         examples.append(spec.example(columns, label, int(row["index"])))
     return examples
+
+
+def _download(spec: TaskSpec, folder: Path) -> Path:
+    """Downloads a task unless `folder` has its archives, and returns the folder of raw files."""
+    archive = "QNLIv2" if spec.name == "qnli" else spec.title
+    urls = _MRPC if spec.name == "mrpc" else (f"{_ARCHIVES[spec.suite]}/{archive}.zip",)
+    # tensorflow_datasets has the checksums.
+    manager = tfds.download.DownloadManager(
+        download_dir=folder, manual_dir=folder, force_checksums_validation=True
+    )
+    files: Any = manager.download(list(urls))
+    extract(spec, list(map(Path, files)), folder / "raw")
+    return folder / "raw"
+
+
+def extract(spec: TaskSpec, paths: Sequence[Path], raw: Path) -> None:
+    """Writes the raw files of a task from its downloaded files."""
+    if spec.name == "mrpc":
+        contents = _split_mrpc(*(path.read_bytes() for path in paths))
+    else:
+        contents = {split: _member(paths[0], Path(file).name) for split, file in spec.files.items()}
+    for split, content in contents.items():
+        path = raw / spec.files[split]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _member(archive: Path, file: str) -> bytes:
+    """The file with this name in an archive; the outermost one if there are several."""
+    with zipfile.ZipFile(archive) as opened:
+        names = [name for name in opened.namelist() if PurePosixPath(name).name == file]
+        if not names:
+            raise ValueError(f"{archive} has no {file}")
+        return opened.read(min(names, key=lambda name: len(PurePosixPath(name).parts)))
+
+
+def _split_mrpc(text: bytes, dev_ids: bytes) -> dict[str, bytes]:
+    """Splits the MRPC train file as GLUE does: pairs in the list of ids are validation rows."""
+    in_dev = {tuple(line.split(b"\t")[:2]) for line in dev_ids.splitlines()}
+    header, *rows = text.split(b"\n")
+    parts: dict[str, list[bytes]] = {"train": [header], "validation": [header]}
+    for row in filter(None, rows):
+        parts["validation" if tuple(row.split(b"\t")[1:3]) in in_dev else "train"].append(row)
+    return {split: b"\n".join(lines) + b"\n" for split, lines in parts.items()}

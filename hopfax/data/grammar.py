@@ -13,7 +13,7 @@ T = TypeVar("T")
 Row = tuple[str, ...]
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _words(text: str) -> Row:
     return tuple(text.split())
 
 
@@ -71,13 +71,13 @@ _DEEDS = _words(
     "runs sleeps sings eats waits works swims dances reads walks jumps shouts smiles travels"
 )
 _WAYS = _words("quickly slowly outside inside today alone loudly together often early")
-# Monotonicity in (noun, verb): +1 if omitting an addition keeps a sentence true.
-_QUANTIFIERS = {
-    "some": (("some", "at least one", "a certain"), (1, 1)),
-    "no": (("no", "not a single", "not even one"), (-1, -1)),
-    "every": (("every", "each", "any"), (-1, 1)),
-    "not every": (("not every", "not each"), (1, -1)),
-}
+# Quantifiers, and whether omitting an addition to the noun or the verb keeps a sentence true.
+_QUANTIFIERS = (
+    (("some", "at least one", "a certain"), (True, True)),
+    (("no", "not a single", "not even one"), (False, False)),
+    (("every", "each", "any"), (False, True)),
+    (("not every", "not each"), (True, False)),
+)
 
 
 def entailment(rng: np.random.Generator, label: int) -> Row:
@@ -87,17 +87,14 @@ def entailment(rng: np.random.Generator, label: int) -> Row:
     1986) decides the label: "no dog runs" entails "no old dog runs", "some dog runs" does not
     entail "some old dog runs".
     """
-    kind, trait = _pick(rng, _KINDS), _pick(rng, _TRAITS)
-    deed, way = _pick(rng, _DEEDS), _pick(rng, _WAYS)
-    name = _pick(rng, tuple(_QUANTIFIERS))
-    quantifiers, directions = _QUANTIFIERS[name]
+    kind, trait, deed, way = (_pick(rng, words) for words in (_KINDS, _TRAITS, _DEEDS, _WAYS))
+    quantifiers, upward = _pick(rng, _QUANTIFIERS)
     place = int(rng.random() < 0.5)
-    removed = (directions[place] > 0) == (label == 0)
+    removed = upward[place] == (label == 0)
     # The other optional word is in both sentences, or in none.
     extra = bool(rng.random() < 0.5)
-    changed = (True, False) if removed else (False, True)
     sentences = []
-    for present in changed:
+    for present in (removed, not removed):
         has_trait, has_way = (present, extra) if place == 0 else (extra, present)
         noun = f"{trait} {kind}" if has_trait else kind
         verb = f"{deed} {way}" if has_way else deed
@@ -140,37 +137,30 @@ def paraphrase(rng: np.random.Generator, label: int) -> Row:
     Prepositions, connectives and voice determine the label: "the key was under the table" means
     "the key was beneath the table" but not "the key was near the table".
     """
-    family = rng.random()
-    same = label == 1
+    family, same = rng.random(), label == 1
     if family < 0.4:
         thing, spot = _pick(rng, _THINGS), _pick(rng, _SPOTS)
-        first, second = _two_words(rng, _PLACES, same)
-        sits = _pick(rng, _SITS)
-        return tuple(f"the {thing} {sits} {word} the {spot}" for word in (first, second))
+        words, sits = _two_words(rng, _PLACES, same), _pick(rng, _SITS)
+        return tuple(f"the {thing} {sits} {word} the {spot}" for word in words)
     one, two = _two(rng, _PEOPLE)
     if family < 0.8:
         did, also_did = _two(rng, _ACTIONS)
         main, side = f"{one} {did}", f"{two} {also_did}"
         first, second = _two_words(rng, _LINKS, same)
-        if rng.random() < 0.5:
-            return f"{main} {first} {side}", f"{main} {second} {side}"
-        return f"{main} {first} {side}", f"{second} {side} , {main}"
-    act = _pick(rng, _ACTS)
-    time = _pick(rng, _TIMES)
+        other = f"{main} {second} {side}" if rng.random() < 0.5 else f"{second} {side} , {main}"
+        return f"{main} {first} {side}", other
+    act, time = _pick(rng, _ACTS), _pick(rng, _TIMES)
     patient, agent = (two, one) if same else (one, two)
     return f"{one} {act} {two}{time}", f"{patient} was {act} by {agent}{time}"
 
 
-def _two_words(
-    rng: np.random.Generator, classes: Sequence[Sequence[str]], same: bool
-) -> tuple[str, str]:
+def _two_words(rng: np.random.Generator, classes: Sequence[Sequence[str]], same: bool) -> Row:
     """Two different words of one class, or of two classes."""
     one, two = _two(rng, classes)
     return _two(rng, one) if same else (_pick(rng, one), _pick(rng, two))
 
 
 def _two(rng: np.random.Generator, options: Sequence[T]) -> tuple[T, T]:
-    """Two different options."""
     first, second = rng.choice(len(options), size=2, replace=False)
     return options[int(first)], options[int(second)]
 

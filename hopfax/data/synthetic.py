@@ -10,8 +10,7 @@ from hopfax.data.tasks import Example, check_integer, named, task
 
 # Far fewer rows than each grammar can generate, so that rejection sampling is fast.
 MAX_ROWS = {"train": 100_000, "validation": 20_000, "test": 20_000}
-_GRAMMARS = (grammar.sentiment, grammar.entailment, grammar.paraphrase)
-_DRAW = {draw.__name__: draw for draw in _GRAMMARS}
+_DRAW = {name: getattr(grammar, name) for name in ("sentiment", "entailment", "paraphrase")}
 # Split by the last digit of a text's hash.
 _SPLITS = (*["train"] * 6, *["validation"] * 2, *["test"] * 2)
 
