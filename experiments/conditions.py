@@ -30,7 +30,7 @@ from hopfax.data import (
     encode,
     evenly_spaced,
     read_evaluation_set,
-    reported_rows,
+    task_rows,
 )
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
@@ -335,11 +335,11 @@ class EvaluationSet:
         """Returns its rows, with the labels of the cell's task."""
         spec = cell.data.spec
         if not self.name:
-            return evenly_spaced(reported_rows(spec.name, data_dir=self.data_dir), self.num_rows)
-        assert self.data_dir is not None
-        return evenly_spaced(
-            read_evaluation_set(self.name, self.data_dir, trained=spec), self.num_rows
-        )
+            rows = task_rows(spec.name, "test", data_dir=self.data_dir)
+        else:
+            assert self.data_dir is not None
+            rows = read_evaluation_set(self.name, self.data_dir, trained=spec)
+        return evenly_spaced(rows, self.num_rows)
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
@@ -428,6 +428,7 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
 @functools.lru_cache(maxsize=4)
 def with_words(task: str, data_dir: str | None, count: int | None) -> list[Example]:
     """Reported rows drawn at random among those that have a word to change, in file order."""
-    rows = [row for row in reported_rows(task, data_dir=data_dir) if text.draft(row.texts).words]
+    rows = task_rows(task, "test", data_dir=data_dir)
+    rows = [row for row in rows if text.draft(row.texts).words]
     picked = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[number] for number in sorted(picked)]

@@ -26,8 +26,7 @@ from hopfax.data.language import next_words as next_words
 from hopfax.data.language import read_wikitext2 as read_wikitext2
 from hopfax.data.load import TaskData as TaskData
 from hopfax.data.load import load_task as load_task
-from hopfax.data.load import reported_rows as reported_rows
-from hopfax.data.load import training_rows as training_rows
+from hopfax.data.load import task_rows as task_rows
 from hopfax.data.raw import read_split as read_split
 from hopfax.data.synthetic import synthetic_split as synthetic_split
 from hopfax.data.tables import from_rows as from_rows

@@ -74,25 +74,15 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
             builder=self,
             features=tfds.features.FeaturesDict(features),
             disable_shuffling=True,  # keep the order of the raw file
-            metadata=tfds.core.MetadataDict(sha256=_checksums(self._raw_files())),
+            metadata=tfds.core.MetadataDict(sha256=_checksums(self.spec, self._raw_dir)),
         )
-
-    def _raw_files(self) -> dict[str, Path]:
-        """The raw files that exist, by split."""
-        files = {}
-        for split in self.spec.files:
-            with contextlib.suppress(FileNotFoundError):
-                if self._raw_dir is not None:
-                    files[split] = raw_file(self.spec, self._raw_dir, split)
-        return files
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
         if self._raw_dir is None:
             raise ValueError("raw_dir is required; hopfax.data.builders.build downloads one")
         # Without any file, the reader raises an error that says what is missing.
-        return {
-            split: self._generate_examples(split) for split in self._raw_files() or self.spec.files
-        }
+        splits = _checksums(self.spec, self._raw_dir) or self.spec.files
+        return {split: self._generate_examples(split) for split in splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
         assert self._raw_dir is not None
@@ -101,8 +91,14 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
             yield index, {**texts, "label": label, "index": index}
 
 
-def _checksums(files: dict[str, Path]) -> dict[str, str]:
-    return {split: hashlib.sha256(path.read_bytes()).hexdigest() for split, path in files.items()}
+def _checksums(spec: TaskSpec, raw_dir: str | os.PathLike | None) -> dict[str, str]:
+    """SHA-256 of the raw files that exist, by split."""
+    checksums = {}
+    for split in spec.files if raw_dir is not None else ():
+        with contextlib.suppress(FileNotFoundError):
+            content = raw_file(spec, raw_dir, split).read_bytes()
+            checksums[split] = hashlib.sha256(content).hexdigest()
+    return checksums
 
 
 def _feature(column: str) -> str:
@@ -133,18 +129,15 @@ def build(
     spec = task(name)
     if spec.suite == "synthetic":
         raise ValueError(f"{name} is synthetic and has no files; allowed: {', '.join(_RAW_TASKS)}")
-    built = _builder(name, tfds_dir)
-    if raw_dir is None:
-        if built.is_prepared():
-            return built
-        raw_dir = _download(spec, local_path(tfds_dir) / "downloads")
-    builder = _builder(name, tfds_dir, raw_dir=raw_dir)
-    if not built.is_prepared():
+    builder = _builder(name, tfds_dir)
+    if not builder.is_prepared():
+        if raw_dir is None:
+            raw_dir = _download(spec, local_path(tfds_dir) / "downloads")
+        builder = _builder(name, tfds_dir, raw_dir=raw_dir)
         builder.download_and_prepare()
-        return builder
-    if (built.info.metadata or {}).get("sha256") != _checksums(builder._raw_files()):
+    elif raw_dir and (builder.info.metadata or {}).get("sha256") != _checksums(spec, raw_dir):
         raise ValueError(
-            f"{built.data_dir} was built from other files than those in {raw_dir}: delete it to "
+            f"{builder.data_dir} was built from other files than those in {raw_dir}: delete it to "
             "build it again, or pass another tfds_dir"
         )
     return builder

@@ -11,7 +11,7 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
-from hopfax.data.tasks import Example, TaskSpec, check_integer, task
+from hopfax.data.tasks import Example, TaskSpec, check_integer, named, task
 from hopfax.data.tokenize import WordPiece, encode, read_vocabulary, warn_truncated
 from hopfax.data.vocabulary import train_vocabulary
 from hopfax.hub import local_path
@@ -97,10 +97,10 @@ def load_task(
         train = _read(spec, None, "train", train_size)
         validation = _read(spec, None, "validation")
     else:
-        train, validation = _hold_out(training_rows(name, data_dir=data_dir), name, train_size)
+        train, validation = _hold_out(_read(spec, data_dir, "train"), name, train_size)
     if vocabulary is not None and not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
-    splits = train, validation, reported_rows(name, data_dir=data_dir)
+    splits = train, validation, task_rows(name, "test", data_dir=data_dir)
     return tokenize_splits(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
@@ -125,41 +125,30 @@ def tokenize_splits(
     return TaskData(spec, *encoded, vocabulary=vocabulary)
 
 
-def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the rows of `load_task(...).test` as texts, in the same order.
+def task_rows(name: str, split: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
+    """Returns the texts of a task.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
+        split: `"test"`: the rows of `load_task(...).test`, in the same order; `"train"`: those that
+            `load_task` splits into `train` and `validation`, by default.
         data_dir: See `load_task`.
 
     Raises:
-        ValueError: If the task is unknown, a row is malformed, or `data_dir` is None.
+        ValueError: If the task or split is unknown, a row is malformed, or `data_dir` is None.
         FileNotFoundError: If a folder or file is missing.
 
     Example:
-        >>> from hopfax.data import reported_rows
-        >>> reported_rows("entailment")[0].texts
+        >>> from hopfax.data import task_rows
+        >>> task_rows("entailment", "test")[0].texts
         (('any pilot smiles slowly', 'every pilot smiles'),)
     """
     spec = task(name)
-    return _read(spec, data_dir, "test" if spec.suite == "synthetic" else "validation")
-
-
-def training_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the rows that `load_task` splits into `train` and `validation`, as texts.
-
-    For synthetic tasks: the rows of the default `train_size`.
-
-    Arguments and errors are those of `reported_rows`.
-
-    Example:
-        >>> from hopfax.data import training_rows
-        >>> len(training_rows("entailment"))
-        2400
-    """
-    spec = task(name)
-    validation = _read(spec, None, "validation") if spec.suite == "synthetic" else []
-    return _read(spec, data_dir, "train") + validation
+    if spec.suite == "synthetic":
+        splits = {"train": ("train", "validation"), "test": ("test",)}
+    else:
+        splits = {"train": ("train",), "test": ("validation",)}
+    return [row for part in named("split", split, splits) for row in _read(spec, data_dir, part)]
 
 
 def _read(
