@@ -68,16 +68,16 @@ def read_evaluation_set(
     return [row._replace(label=classes[int(row.label)]) for _, row in rows]
 
 
-def _advglue(section: str, title: str, *columns: str) -> EvaluationSet:
-    name = section.removesuffix("-mm")
+def _advglue(section: str) -> EvaluationSet:
+    trained = task(name := section.removesuffix("-mm"))
     return EvaluationSet(
         name=f"adv-{section}",
-        title=title,
+        title=f"Adv{section.replace(name, trained.title)}",
         suite="advglue",
         files={"test": "dev.json"},
         section=section,
-        columns=columns,
-        labels=tuple(map(str, range(len(task(name).labels)))),
+        columns=("premise", "hypothesis") if name == "mnli" else trained.columns,
+        labels=tuple(map(str, range(len(trained.labels)))),
         tasks=(name,),
     )
 
@@ -100,12 +100,7 @@ _PAWS_X: dict[str, Any] = {"placeholder": "NS", "damaged_share": 0.01}
 EVALUATION_SETS: dict[str, EvaluationSet] = {
     spec.name: spec
     for spec in (
-        _advglue("sst2", "AdvSST-2", "sentence"),
-        _advglue("qqp", "AdvQQP", "question1", "question2"),
-        _advglue("mnli", "AdvMNLI", "premise", "hypothesis"),
-        _advglue("mnli-mm", "AdvMNLI-mm", "premise", "hypothesis"),
-        _advglue("qnli", "AdvQNLI", "question", "sentence"),
-        _advglue("rte", "AdvRTE", "sentence1", "sentence2"),
+        *map(_advglue, ("sst2", "qqp", "mnli", "mnli-mm", "qnli", "rte")),
         _paws("paws", "PAWS", "labeled_final/test.tsv"),
         *(
             _paws(f"paws-x-{x}", f"PAWS-X-{x}", f"x-final/{x}/test_2k.tsv", **_PAWS_X)

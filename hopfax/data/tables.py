@@ -61,11 +61,9 @@ def from_rows(
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
-        TypeError: If texts or labels are a string or a whole table, `validation` or `test` is not
-            two lists, or `vocabulary` is not a `WordPiece`.
-        ValueError: If a text is empty or not valid Unicode, all labels of a split are equal, label
-            types are mixed, the numbers of texts and labels differ, a label of `validation` or
-            `test` is not one of `labels`, or a score is not finite in float32.
+        TypeError: If an argument has another type, such as a whole table for `texts`.
+        ValueError: If a text is empty or not valid Unicode, or labels are missing, mixed, all
+            equal, not finite in float32, or not among those of the training rows.
 
     Example:
         >>> from hopfax.data import from_rows
@@ -120,8 +118,8 @@ def read_table(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file has another ending, another encoding or no rows, a column is missing
-            or occurs twice, a text is not a string, or a line is malformed.
+        ValueError: If the file has another ending, another encoding or no rows, or a line is
+            malformed.
 
     Example:
         >>> import pathlib, tempfile

@@ -36,15 +36,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
       vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens: the two texts of a
       pair are concatenated (GPT-2).
 
-    As in `transformers`, `do_lower_case`, `strip_accents`, `tokenize_chinese_chars` and
-    `add_prefix_space` of `tokenizer_config.json` apply, and the tokens of `added_tokens.json` are
-    added in the second and third formats. Special tokens that occur in a text are split like other
-    text, unless `tokenizer.json` has them and `additional_special_tokens` or `extra_special_tokens`
-    lists them, such as markers of entities.
-
-    The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
-    `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the
-    end-of-text token.
+    As in `transformers`, the settings of `tokenizer_config.json` on case, accents, Chinese
+    characters and prefix spaces apply, and `added_tokens.json` adds tokens to the second and third
+    formats. Special tokens in a text are split like other text, unless `tokenizer.json` has them
+    and `additional_special_tokens` or `extra_special_tokens` lists them. The padding token is the
+    one that the folder names, otherwise ``[PAD]``, ``<pad>`` or the end-of-text token.
 
     Args:
         folder: A folder that `save_pretrained` of `transformers` wrote, or a name on the Hugging
@@ -52,8 +48,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
 
     Raises:
         FileNotFoundError: If the folder has no tokenizer.
-        ValueError: If a file is broken, there is no padding token, a token id is not below
-            `vocab_size` of `config.json`, or the model requires a `tokenizer.json`.
+        ValueError: If a file is broken or does not fit `config.json`, there is no padding token, or
+            the model requires a `tokenizer.json`.
 
     Example:
         >>> import pathlib, tempfile
