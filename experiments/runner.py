@@ -33,7 +33,6 @@ from hopfax.data import (
     load_task,
     read_table,
     read_tokenizer,
-    read_vocabulary,
     task,
 )
 from hopfax.train.progress import Progress
@@ -213,7 +212,7 @@ def load(config: Flags, name: str) -> TaskData:
             *read_table(flags.train, **columns),
             test=read_table(flags.dev, **columns),
             name=name,
-            vocabulary=tokens or (read_vocabulary(flags.vocab) if flags.vocab else None),
+            vocabulary=tokens or flags.vocab,
             **sizes,
         )
     elif task(name).suite == "synthetic":

@@ -98,8 +98,6 @@ def load_task(
         validation = _read(spec, None, "validation")
     else:
         train, validation = _hold_out(_read(spec, data_dir, "train"), name, train_size)
-    if vocabulary is not None and not isinstance(vocabulary, WordPiece):
-        vocabulary = read_vocabulary(vocabulary)
     splits = train, validation, task_rows(name, "test", data_dir=data_dir)
     return tokenize_splits(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
@@ -107,18 +105,17 @@ def load_task(
 def tokenize_splits(
     spec: TaskSpec,
     splits: tuple[list[Example], list[Example], list[Example]],
-    vocabulary: WordPiece | None,
+    vocabulary: str | os.PathLike | WordPiece | None,
     *,
     vocab_size: int,
     max_length: int,
 ) -> TaskData:
-    """Tokenizes with a vocabulary, or one of the first split; warns if texts are truncated."""
+    """Tokenizes with a vocabulary, or one of the first split; warns about truncated texts."""
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
     elif not isinstance(vocabulary, WordPiece):
-        got = type(vocabulary).__name__
-        raise TypeError(f"vocabulary must come from read_tokenizer or read_vocabulary, got {got}")
+        vocabulary = read_vocabulary(vocabulary)
     encoded = [encode(rows, vocabulary, max_length=max_length) for rows in splits]
     examples, lengths = list(chain(*splits)), np.concatenate([each.lengths for each in encoded])
     warn_truncated(examples, lengths, vocabulary, max_length=max_length, stacklevel=3)

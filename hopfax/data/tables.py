@@ -37,7 +37,7 @@ def from_rows(
     validation: TextsAndLabels | None = None,
     test: TextsAndLabels | None = None,
     name: str = "own",
-    vocabulary: WordPiece | None = None,
+    vocabulary: str | os.PathLike | WordPiece | None = None,
     vocab_size: int = 8000,
     max_length: int = 128,
     train_size: int | None = None,
@@ -54,9 +54,8 @@ def from_rows(
             1000.
         test: Texts and labels to report; None holds out another tenth.
         name: Name of the task.
-        vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
-        vocab_size: Maximum number of tokens of a trained vocabulary, exceeded only to keep all
-            characters.
+        vocabulary: See `load_task`.
+        vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Maximum number of tokens of a row; longer rows are truncated, with a warning.
         train_size: Maximum number of training rows; None uses all.
 

@@ -211,7 +211,7 @@ def _encodings(examples: Sequence[Example], vocabulary: WordPiece) -> list[Any]:
 
 
 def _truncate(encoding: Any, max_length: int) -> list[int]:
-    """Token ids, truncated as "longest_first" does, but without changing the tokenizer."""
+    """Token ids, truncated as "longest_first" does, which keeps all pairs of what it cuts off."""
     if len(encoding) <= max_length:
         return encoding.ids
     owners = encoding.sequence_ids  # None for special tokens

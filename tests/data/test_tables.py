@@ -115,7 +115,6 @@ def test_wrong_rows(texts, labels, options, message):
         ({"validation": ["a"]}, r"validation: expected \(texts, labels\), got \['a'\]"),
         ({"validation": ("ab", STARS[:2])}, "validation: texts must be a list, .*, got str: 'ab'"),
         ({"texts": pd.DataFrame({"text": FILMS})}, "training: texts .* one column .* DataFrame: "),
-        ({"vocabulary": "x"}, "must come from read_tokenizer or read_vocabulary, got str"),
     ],
 )
 def test_arguments_of_another_type(options, message):
