@@ -28,10 +28,9 @@ from hopfax.data import (
     Example,
     bucketed,
     encode,
-    evaluation_set,
+    evenly_spaced,
     read_evaluation_set,
-    reported_rows,
-    spread,
+    task_rows,
 )
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
@@ -336,9 +335,11 @@ class EvaluationSet:
         """Returns its rows, with the labels of the cell's task."""
         spec = cell.data.spec
         if not self.name:
-            return spread(reported_rows(spec.name, data_dir=self.data_dir), self.num_rows)
-        assert self.data_dir is not None
-        return spread(read_evaluation_set(self.name, self.data_dir, trained=spec), self.num_rows)
+            rows = task_rows(spec.name, "test", data_dir=self.data_dir)
+        else:
+            assert self.data_dir is not None
+            rows = read_evaluation_set(self.name, self.data_dir, trained=spec)
+        return evenly_spaced(rows, self.num_rows)
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
@@ -376,8 +377,7 @@ def evaluation_sets(
     shared: dict[str, Any] = {"num_rows": num_rows, "data_dir": data_dir}
     fitting = [EvaluationSet(**shared)]
     for name in names or EVALUATION_SETS:
-        candidate = evaluation_set(name)
-        if not names and task not in (candidate.task, *candidate.others):
+        if not names and task not in EVALUATION_SETS[name].tasks:
             continue
         try:
             read_evaluation_set(name, data_dir, trained=task)
@@ -386,7 +386,7 @@ def evaluation_sets(
             if names:
                 raise
     if len(fitting) == 1:
-        tasks = sorted({n for each in EVALUATION_SETS.values() for n in (each.task, *each.others)})
+        tasks = sorted({n for each in EVALUATION_SETS.values() for n in each.tasks})
         raise ValueError(
             f"no evaluation set for {task} in {data_dir}: sets are for {', '.join(tasks)}, in "
             "advglue/dev.json, paws/labeled_final or x-final"
@@ -415,7 +415,7 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
     """Predicts rows of text with some seeds, at few padded lengths to limit compilation."""
     numbered = [row._replace(index=number) for number, row in enumerate(rows)]
     most = cell.spec.sizes["max_length"]
-    encoded = encode(numbered, cell.data.vocabulary, max_length=most, cached=False)
+    encoded = encode(numbered, cell.data.vocabulary, max_length=most)
     # Each padded length is a program of its own: few rows do not repay its compilation.
     shorter = (16, 32, 64) if len(rows) > _ROWS and not cell.spec.stores_padding else ()
     edges = (*(edge for edge in shorter if edge < most), most)
@@ -428,6 +428,7 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
 @functools.lru_cache(maxsize=4)
 def with_words(task: str, data_dir: str | None, count: int | None) -> list[Example]:
     """Reported rows drawn at random among those that have a word to change, in file order."""
-    rows = [row for row in reported_rows(task, data_dir=data_dir) if text.draft(row.texts).words]
+    rows = task_rows(task, "test", data_dir=data_dir)
+    rows = [row for row in rows if text.draft(row.texts).words]
     picked = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[number] for number in sorted(picked)]

@@ -60,7 +60,7 @@ def titles(tasks: Iterable[str], methods: Iterable[str] = VARIANTS) -> dict[str,
     for trial in tasks:
         name, _, task = trial.partition(":")
         named[trial] = EVALUATION_SETS[name].title if task else _title(trial)
-        if task and EVALUATION_SETS[name].task != task:
+        if task and EVALUATION_SETS[name].tasks[0] != task:
             named[trial] += f" (models of {_title(task)})"
     return named
 

@@ -28,12 +28,11 @@ from experiments.settings import Flags
 from hopfax.data import (
     Encoded,
     TaskData,
+    evenly_spaced,
     from_rows,
     load_task,
     read_table,
     read_tokenizer,
-    read_vocabulary,
-    spread,
     task,
 )
 from hopfax.train.progress import Progress
@@ -213,7 +212,7 @@ def load(config: Flags, name: str) -> TaskData:
             *read_table(flags.train, **columns),
             test=read_table(flags.dev, **columns),
             name=name,
-            vocabulary=tokens or (read_vocabulary(flags.vocab) if flags.vocab else None),
+            vocabulary=tokens or flags.vocab,
             **sizes,
         )
     elif task(name).suite == "synthetic":
@@ -225,7 +224,7 @@ def load(config: Flags, name: str) -> TaskData:
     few = flags.train_size if config.budget == "smoke" else None
     return data._replace(
         validation=Encoded(*(part[:few] for part in data.validation)),
-        test=Encoded(*(spread(part, flags.test_size) for part in data.test)),
+        test=Encoded(*(evenly_spaced(part, flags.test_size) for part in data.test)),
     )
 
 

@@ -390,6 +390,6 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if any(is_blank(part) for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-    encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
+    encoded = encode(rows, vocabulary, max_length=max_length)
     warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
     return encoded

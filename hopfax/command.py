@@ -27,9 +27,9 @@ from hopfax.data import (
     bucket_boundaries,
     bucketed,
     eval_batches,
+    evenly_spaced,
     read_table,
     read_tokenizer,
-    spread,
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer
 from hopfax.hub import local_path, model_folder, read_json
@@ -236,7 +236,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             raise ValueError(f"--{name} must differ from --text, got {flags.text}")
     encoder = TextEncoder(flags.folder)
     texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
-    texts, labels = spread(texts, flags.rows), spread(labels, flags.rows)
+    texts, labels = evenly_spaced(texts, flags.rows), evenly_spaced(labels, flags.rows)
     if len(set(map(str, labels))) < 2:
         raise ValueError(
             f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
@@ -354,7 +354,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
         lines = flags.texts.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{flags.texts} must be encoded in UTF-8") from None
-    texts = spread([line.strip() for line in lines if not is_blank(line)], flags.rows)
+    texts = evenly_spaced([line.strip() for line in lines if not is_blank(line)], flags.rows)
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
     plan = [("clean", 0.0), *(("replacement", rho) for rho in RHO)]

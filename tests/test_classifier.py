@@ -42,7 +42,7 @@ def small():
 def test_probabilities_are_the_softmax_of_the_models_logits(small):
     prediction = small.predict(TEXTS)
     rows = [Example(text, 0, number) for number, text in enumerate(TEXTS)]
-    encoded = encode(rows, VOCABULARY, max_length=48, cached=False)
+    encoded = encode(rows, VOCABULARY, max_length=48)
     ids, lengths = encoded.ids[:, 0], encoded.lengths
     output = jax.jit(small.model.apply)(small.params, ids, np.arange(ids.shape[1]) < lengths)
     np.testing.assert_allclose(prediction.probabilities, jax.nn.softmax(output.logits), atol=1e-5)
@@ -90,7 +90,7 @@ def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
 
 def test_models_that_store_padding_read_texts_of_one_length():
     saved = classifier(robertha(VOCABULARY.size, 3, preset="released", num_layers=1, **SIZES))
-    encoded = encode([Example(TEXTS[0], 0, 0)], VOCABULARY, max_length=48, cached=False)
+    encoded = encode([Example(TEXTS[0], 0, 0)], VOCABULARY, max_length=48)
     (row,) = bucketed(encoded, boundaries=(48,))
     # Evaluation pads a batch on a CPU to eight rows.
     ids, lengths = (np.repeat(each, 8, axis=0) for each in (row.ids[:, 0], row.lengths))
@@ -154,7 +154,7 @@ def test_a_failed_save_leaves_nothing(small, tmp_path):
 
 def test_long_texts_are_truncated_with_a_warning(small):
     long = "a film " * 40
-    ids = encode([Example(long, 0, 0)], VOCABULARY, max_length=48, cached=False).ids[0, 0]
+    ids = encode([Example(long, 0, 0)], VOCABULARY, max_length=48).ids[0, 0]
     with pytest.warns(UserWarning, match="1 of 2 texts have more than 48 tokens") as caught:
         truncated = small.predict([long, "a film"])
     assert caught[0].filename == __file__

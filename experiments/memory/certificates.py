@@ -32,7 +32,7 @@ from experiments.memory.pipeline import TITLES, Budget, Rows
 from experiments.report import Page
 from experiments.runner import fill
 from experiments.settings import Shared, by_budget
-from hopfax.data import reported_rows
+from hopfax.data import task_rows
 from hopfax.hopfield import recovery_bound
 
 REPRODUCES = "Not in the papers: certificates of retrieval"
@@ -69,7 +69,7 @@ def run(config: Config) -> Path:
     budget, encoder = pipeline.start(config, BUDGETS)
     table, reported, ids = encoder.table, {}, {}
     for task in TASKS:
-        reported[task] = reported_rows(task, data_dir=encoder.data_dir)
+        reported[task] = task_rows(task, "test", data_dir=encoder.data_dir)
         texts = [text for each in reported[task] for text in each.texts[0]]
         ids[task] = pipeline.encoded(texts, encoder.tokens)
     unit = pipeline.rms_norm(table[np.concatenate(ids["stsb"])])

@@ -47,7 +47,7 @@ from experiments.report import Page
 from experiments.runner import Job, fill
 from experiments.settings import by_budget
 from hopfax import hopfield
-from hopfax.data import training_rows
+from hopfax.data import task_rows
 from hopfax.hopfield import capacity_snr_db
 from hopfax.nn import Pretrained
 
@@ -97,7 +97,7 @@ def run(config: Config) -> Path:
     for task in config.task:
         pairs, texts = pipeline.read_pairs(encoder, task, budget.num_pairs)
         tested = {text for pair in texts for text in pair}
-        training = [row.texts[0] for row in training_rows(task, data_dir=config.data_dir)]
+        training = [row.texts[0] for row in task_rows(task, "train", data_dir=config.data_dir)]
         held_out = dict.fromkeys(text for pair in training[::HELD_OUT] for text in pair)
         held_out = [text for text in held_out if text not in tested]
         apart = {*held_out, *tested}

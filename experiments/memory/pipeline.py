@@ -98,13 +98,13 @@ def job(title: str, part: Callable[[], Rows], **columns: Any) -> Job:
 def encoded(texts: Sequence[str], tokens: WordPiece) -> list[np.ndarray]:
     """Returns the token ids of each text, special tokens included."""
     examples = [data.Example(text, 0, number) for number, text in enumerate(texts)]
-    rows = data.encode(examples, tokens, cached=False)
+    rows = data.encode(examples, tokens)
     return [ids[:n] for ids, n in zip(rows.ids[:, 0], rows.lengths[:, 0], strict=True)]
 
 
 def read_pairs(encoder: Encoder, task: str, count: int) -> tuple[Pairs, list[tuple[str, str]]]:
     """Returns evenly spaced reported pairs of a task, also as text."""
-    rows = data.spread(data.reported_rows(task, data_dir=encoder.data_dir), count)
+    rows = data.evenly_spaced(data.task_rows(task, "test", data_dir=encoder.data_dir), count)
     texts = [row.texts[0] for row in rows]
     ids = encoded([pair[side] for side in (0, 1) for pair in texts], encoder.tokens)
     return Pairs(task, ids, np.array([row.label for row in rows])), texts
@@ -118,7 +118,7 @@ def prior(texts: Sequence[np.ndarray], count: int) -> np.ndarray:
 
 def training_prior(encoder: Encoder, task: str) -> np.ndarray:
     """Returns the log-probability of each token, from a task's training texts."""
-    rows = data.training_rows(task, data_dir=encoder.data_dir)
+    rows = data.task_rows(task, "train", data_dir=encoder.data_dir)
     texts = [text for row in rows for text in row.texts[0]]
     return prior(encoded(texts, encoder.tokens), len(encoder.table))
 

@@ -21,7 +21,7 @@ import optax
 from scipy.special import log_softmax
 
 from experiments.memory.pipeline import batched_outputs, prior
-from hopfax.data import spread
+from hopfax.data import evenly_spaced
 from hopfax.nn import Pretrained
 
 NUM_GROUPS = 4  # of positions, one of which is masked at a time
@@ -71,7 +71,7 @@ def fit(
     discount = min(DISCOUNTS, key=lambda each: bits_of_bigrams(candidates[each], held_out))
     head = fit_head(model, texts, log_prior, blank, num_steps)
     priors = Priors(table, blank, log_prior, candidates[discount], head, 0.0)
-    _, bits = bits_in_context(model, priors, spread(held_out, num_held_out), WEIGHTS)
+    _, bits = bits_in_context(model, priors, evenly_spaced(held_out, num_held_out), WEIGHTS)
     return priors._replace(weight=WEIGHTS[int(np.argmin(bits))])
 
 

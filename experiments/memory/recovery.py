@@ -36,7 +36,7 @@ from experiments.report import Page
 from experiments.runner import fill
 from experiments.settings import Shared, by_budget
 from hopfax import hopfield
-from hopfax.data import reported_rows, spread
+from hopfax.data import evenly_spaced, task_rows
 from hopfax.data.tokenize import text_tokenizer
 
 REPRODUCES = "BeamClean (2505.13758)"
@@ -84,7 +84,7 @@ def read(
     encoder: Encoder, task: str, count: int, special: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ids of all tokens of evenly spaced rows of a task, and their rows' numbers."""
-    rows = spread(reported_rows(task, data_dir=encoder.data_dir), count)
+    rows = evenly_spaced(task_rows(task, "test", data_dir=encoder.data_dir), count)
     texts = pipeline.encoded([text for row in rows for text in row.texts[0]], encoder.tokens)
     row = np.repeat(np.arange(len(rows)), [len(row.texts[0]) for row in rows])
     ids, row = np.concatenate(texts), np.repeat(row, [*map(len, texts)])

@@ -10,7 +10,6 @@ them, they raise a ModuleNotFoundError.
 
 from hopfax.data.adversarial_sets import EVALUATION_SETS as EVALUATION_SETS
 from hopfax.data.adversarial_sets import EvaluationSet as EvaluationSet
-from hopfax.data.adversarial_sets import evaluation_set as evaluation_set
 from hopfax.data.adversarial_sets import read_evaluation_set as read_evaluation_set
 from hopfax.data.algorithmic import AlgorithmicData as AlgorithmicData
 from hopfax.data.algorithmic import modular_addition as modular_addition
@@ -20,19 +19,18 @@ from hopfax.data.batching import Encoded as Encoded
 from hopfax.data.batching import bucket_boundaries as bucket_boundaries
 from hopfax.data.batching import bucketed as bucketed
 from hopfax.data.batching import eval_batches as eval_batches
-from hopfax.data.batching import spread as spread
+from hopfax.data.batching import evenly_spaced as evenly_spaced
 from hopfax.data.language import LanguageData as LanguageData
 from hopfax.data.language import NextWords as NextWords
 from hopfax.data.language import next_words as next_words
 from hopfax.data.language import read_wikitext2 as read_wikitext2
 from hopfax.data.load import TaskData as TaskData
 from hopfax.data.load import load_task as load_task
-from hopfax.data.load import reported_rows as reported_rows
-from hopfax.data.load import training_rows as training_rows
-from hopfax.data.own import from_rows as from_rows
-from hopfax.data.own import read_table as read_table
+from hopfax.data.load import task_rows as task_rows
 from hopfax.data.raw import read_split as read_split
 from hopfax.data.synthetic import synthetic_split as synthetic_split
+from hopfax.data.tables import from_rows as from_rows
+from hopfax.data.tables import read_table as read_table
 from hopfax.data.tasks import TASKS as TASKS
 from hopfax.data.tasks import Example as Example
 from hopfax.data.tasks import TaskSpec as TaskSpec

@@ -58,14 +58,12 @@ def modular_addition(
         Noise Stability of Transformer Models, Table 2.
     """
     check_integer("modulus", modulus, 2)
-    sizes = num_train, num_validation, num_test
-    _check_sizes(sizes, modulus**2)
+    sizes = _sizes(modulus**2, train=num_train, validation=num_validation, test=num_test)
     pairs = np.random.default_rng([seed, modulus]).permutation(modulus**2)[: sum(sizes)]
     first, second = np.divmod(pairs, modulus)
     begin, plus, equals, numbers = 1, 2, 3, 5  # 0 is padding, 4 is reserved for an end token
     columns = np.broadcast_arrays(begin, first + numbers, plus, second + numbers, equals)
-    ids = np.stack(columns, axis=1).astype(np.int32)
-    splits = _split(ids, (first + second) % modulus, sizes)
+    splits = _split(np.stack(columns, axis=1), (first + second) % modulus, sizes)
     size = modulus + numbers
     return AlgorithmicData(*splits, vocab_size=size, num_classes=modulus, relevant=(1, 3))
 
@@ -107,24 +105,25 @@ def sparse_parity(
     check_integer("num_relevant", num_relevant, 1, num_bits)
     if not 0 <= noise < 0.5:
         raise ValueError(f"noise must be in [0, 0.5), got {noise}")
-    sizes = num_train, num_validation, num_test
-    _check_sizes(sizes, 2**num_bits)
+    sizes = _sizes(2**num_bits, train=num_train, validation=num_validation, test=num_test)
     rng = np.random.default_rng([seed, num_bits, num_relevant])
     relevant = np.sort(rng.choice(num_bits, num_relevant, replace=False))
     bits = _distinct_rows(rng, sum(sizes), num_bits)
     labels = bits[:, relevant].sum(axis=1) % 2
     flipped = rng.random(len(labels)) < noise
     flipped[num_train:] = False
-    splits = _split((bits + 1).astype(np.int32), labels ^ flipped, sizes)
+    splits = _split(bits + 1, labels ^ flipped, sizes)
     hidden = tuple(relevant.tolist())
     return AlgorithmicData(*splits, vocab_size=3, num_classes=2, relevant=hidden)
 
 
-def _check_sizes(sizes: tuple[int, int, int], num_texts: int) -> None:
-    for split, size in zip(("train", "validation", "test"), sizes, strict=True):
+def _sizes(num_texts: int, **sizes: int) -> list[int]:
+    """Checks and returns the numbers of rows of the splits."""
+    for split, size in sizes.items():
         check_integer(f"num_{split}", size, 1)
-    if sum(sizes) > num_texts:
-        raise ValueError(f"the splits require {sum(sizes)} distinct texts, only {num_texts} exist")
+    if (total := sum(sizes.values())) > num_texts:
+        raise ValueError(f"the splits require {total} distinct texts, only {num_texts} exist")
+    return list(sizes.values())
 
 
 def _distinct_rows(rng: np.random.Generator, count: int, num_bits: int) -> np.ndarray:
@@ -139,14 +138,9 @@ def _distinct_rows(rng: np.random.Generator, count: int, num_bits: int) -> np.nd
     return rows[:count]
 
 
-def _split(ids: np.ndarray, labels: np.ndarray, sizes: tuple[int, int, int]) -> list[Encoded]:
+def _split(ids: np.ndarray, labels: np.ndarray, sizes: list[int]) -> list[Encoded]:
+    lengths = np.full((len(ids), 1), ids.shape[1], np.int32)
+    index = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+    fields = ids[:, None].astype(np.int32), lengths, labels.astype(np.int32), index
     ends = np.cumsum(sizes)[:-1]
-    return [
-        Encoded(
-            ids=part[:, None, :],
-            lengths=np.full((len(part), 1), ids.shape[1], np.int32),
-            labels=part_labels.astype(np.int32),
-            index=np.arange(len(part), dtype=np.int32),
-        )
-        for part, part_labels in zip(np.split(ids, ends), np.split(labels, ends), strict=True)
-    ]
+    return list(map(Encoded, *(np.split(field, ends) for field in fields)))

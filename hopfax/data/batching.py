@@ -33,18 +33,18 @@ class Bucket(Encoded):
     __slots__ = ()
 
 
-def spread(rows: Any, count: int | None) -> Any:
-    """Returns at most `count` evenly spaced rows of a list or array, the first and last among them.
+def evenly_spaced(rows: Any, count: int | None) -> Any:
+    """Returns at most `count` evenly spaced rows, the first and last among them.
 
     The first rows of a set may be of one source: those of STS-B are image captions.
 
     Args:
-        rows: All rows, in the order of their file.
+        rows: A list or an array, in the order of its file.
         count: Number of rows to return, >= 1; None for all.
 
     Example:
-        >>> from hopfax.data import spread
-        >>> spread(["a", "b", "c", "d", "e"], 3)
+        >>> from hopfax.data import evenly_spaced
+        >>> evenly_spaced(["a", "b", "c", "d", "e"], 3)
         ['a', 'c', 'e']
     """
     if count is None or count >= len(rows):

@@ -12,15 +12,16 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hopfax.data.downloads import fetch_raw
 from hopfax.data.raw import raw_file, read_rows
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
+from hopfax.hub import local_path
 from hopfax.optional import optional_import
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 else:
     tfds = optional_import("tensorflow_datasets")
 
+_SITE = "https://dl.fbaipublicfiles.com"
+_ARCHIVES = {"glue": f"{_SITE}/glue/data", "superglue": f"{_SITE}/glue/superglue/data/v2"}
+_MRPC = (
+    f"{_SITE}/senteval/senteval_data/msr_paraphrase_train.txt",
+    "https://firebasestorage.googleapis.com/v0/b/mtl-sentence-representations.appspot.com/o/"
+    "data%2Fmrpc_dev_ids.tsv?alt=media&token=ec5c0836-31d5-48f4-b431-7480817f1adc",
+)
 _RAW_TASKS = tuple(name for name, spec in TASKS.items() if spec.suite != "synthetic")
 
 
@@ -56,36 +64,25 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
         return task(self.builder_config.name)
 
     def _info(self) -> tfds.core.DatasetInfo:
+        scores = self.spec.regression
         features: dict[str, Any] = {
-            _feature(name): tfds.features.Text() for name in self.spec.columns
+            **{_feature(name): tfds.features.Text() for name in self.spec.columns},
+            "label": np.float32 if scores else tfds.features.ClassLabel(names=self.spec.labels),
+            "index": np.int32,
         }
-        features["label"] = tfds.features.ClassLabel(names=list(self.spec.labels))
-        if self.spec.regression:
-            features["label"] = tfds.features.Scalar(np.float32)
-        features["index"] = tfds.features.Scalar(np.int32)
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features),
             disable_shuffling=True,  # keep the order of the raw file
-            metadata=tfds.core.MetadataDict(sha256=_checksums(self._raw_files())),
+            metadata=tfds.core.MetadataDict(sha256=_checksums(self.spec, self._raw_dir)),
         )
-
-    def _raw_files(self) -> dict[str, Path]:
-        """The raw files that exist, by split."""
-        files = {}
-        for split in self.spec.files:
-            with contextlib.suppress(FileNotFoundError):
-                if self._raw_dir is not None:
-                    files[split] = raw_file(self.spec, self._raw_dir, split)
-        return files
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
         if self._raw_dir is None:
             raise ValueError("raw_dir is required; hopfax.data.builders.build downloads one")
         # Without any file, the reader raises an error that says what is missing.
-        return {
-            split: self._generate_examples(split) for split in self._raw_files() or self.spec.files
-        }
+        splits = _checksums(self.spec, self._raw_dir) or self.spec.files
+        return {split: self._generate_examples(split) for split in splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
         assert self._raw_dir is not None
@@ -94,8 +91,14 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
             yield index, {**texts, "label": label, "index": index}
 
 
-def _checksums(files: dict[str, Path]) -> dict[str, str]:
-    return {split: hashlib.sha256(path.read_bytes()).hexdigest() for split, path in files.items()}
+def _checksums(spec: TaskSpec, raw_dir: str | os.PathLike | None) -> dict[str, str]:
+    """SHA-256 of the raw files that exist, by split."""
+    checksums = {}
+    for split in spec.files if raw_dir is not None else ():
+        with contextlib.suppress(FileNotFoundError):
+            content = raw_file(spec, raw_dir, split).read_bytes()
+            checksums[split] = hashlib.sha256(content).hexdigest()
+    return checksums
 
 
 def _feature(column: str) -> str:
@@ -126,26 +129,24 @@ def build(
     spec = task(name)
     if spec.suite == "synthetic":
         raise ValueError(f"{name} is synthetic and has no files; allowed: {', '.join(_RAW_TASKS)}")
-    built = _builder(name, tfds_dir)
-    if raw_dir is None:
-        if built.is_prepared():
-            return built
-        raw_dir = fetch_raw(spec, Path(os.path.expanduser(tfds_dir)) / "downloads")
-    builder = _builder(name, tfds_dir, raw_dir=raw_dir)
-    if not built.is_prepared():
+    builder = _builder(name, tfds_dir)
+    if not builder.is_prepared():
+        if raw_dir is None:
+            raw_dir = _download(spec, local_path(tfds_dir) / "downloads")
+        builder = _builder(name, tfds_dir, raw_dir=raw_dir)
         builder.download_and_prepare()
-        return builder
-    if (built.info.metadata or {}).get("sha256") != _checksums(builder._raw_files()):
+    elif raw_dir and (builder.info.metadata or {}).get("sha256") != _checksums(spec, raw_dir):
         raise ValueError(
-            f"{built.data_dir} was built from other files than those in {raw_dir}: delete it to "
+            f"{builder.data_dir} was built from other files than those in {raw_dir}: delete it to "
             "build it again, or pass another tfds_dir"
         )
     return builder
 
 
 def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTasks:
-    folder = os.path.expanduser(tfds_dir)
-    return HopfaxTasks(config=name, data_dir=folder, file_format="array_record", **kwargs)
+    return HopfaxTasks(
+        config=name, data_dir=local_path(tfds_dir), file_format="array_record", **kwargs
+    )
 
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:
@@ -160,6 +161,50 @@ def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[
     examples = []
     for row in builder.as_data_source(split):  # pyright: ignore[reportCallIssue]
         columns = {name: row[_feature(name)].decode() for name in spec.columns}
-        label = float(row["label"]) if spec.regression else int(row["label"])
-        examples.append(Example(spec.join(columns), label, int(row["index"])))
+        label = (float if spec.regression else int)(row["label"])
+        examples.append(spec.example(columns, label, int(row["index"])))
     return examples
+
+
+def _download(spec: TaskSpec, folder: Path) -> Path:
+    """Downloads a task unless `folder` has its archives, and returns the folder of raw files."""
+    archive = "QNLIv2" if spec.name == "qnli" else spec.title
+    urls = _MRPC if spec.name == "mrpc" else (f"{_ARCHIVES[spec.suite]}/{archive}.zip",)
+    # tensorflow_datasets has the checksums.
+    manager = tfds.download.DownloadManager(
+        download_dir=folder, manual_dir=folder, force_checksums_validation=True
+    )
+    files: Any = manager.download(list(urls))
+    extract(spec, list(map(Path, files)), folder / "raw")
+    return folder / "raw"
+
+
+def extract(spec: TaskSpec, paths: Sequence[Path], raw: Path) -> None:
+    """Writes the raw files of a task from its downloaded files."""
+    if spec.name == "mrpc":
+        contents = _split_mrpc(*(path.read_bytes() for path in paths))
+    else:
+        contents = {split: _member(paths[0], Path(file).name) for split, file in spec.files.items()}
+    for split, content in contents.items():
+        path = raw / spec.files[split]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _member(archive: Path, file: str) -> bytes:
+    """The file with this name in an archive; the outermost one if there are several."""
+    with zipfile.ZipFile(archive) as opened:
+        names = [name for name in opened.namelist() if PurePosixPath(name).name == file]
+        if not names:
+            raise ValueError(f"{archive} has no {file}")
+        return opened.read(min(names, key=lambda name: len(PurePosixPath(name).parts)))
+
+
+def _split_mrpc(text: bytes, dev_ids: bytes) -> dict[str, bytes]:
+    """Splits the MRPC train file as GLUE does: pairs in the list of ids are validation rows."""
+    in_dev = {tuple(line.split(b"\t")[:2]) for line in dev_ids.splitlines()}
+    header, *rows = text.split(b"\n")
+    parts: dict[str, list[bytes]] = {"train": [header], "validation": [header]}
+    for row in filter(None, rows):
+        parts["validation" if tuple(row.split(b"\t")[1:3]) in in_dev else "train"].append(row)
+    return {split: b"\n".join(lines) + b"\n" for split, lines in parts.items()}

@@ -7,7 +7,6 @@ vocabulary is `<unk>`.
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Int
 
 from hopfax.data.raw import read_text
 from hopfax.data.tasks import check_integer
+from hopfax.hub import local_path
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPLITS = ("train", "validation", "test")
@@ -103,7 +103,7 @@ def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
     texts = {}
     for split in SPLITS:
         name = f"wiki.{'valid' if split == 'validation' else split}.tokens"
-        path = Path(os.path.expanduser(data_dir)) / "wikitext-2" / name
+        path = local_path(data_dir) / "wikitext-2" / name
         if not path.is_file():
             raise FileNotFoundError(
                 f"no {path}: put wikitext-2-v1 (word level, three files) into {path.parent}"

@@ -4,7 +4,6 @@ import os
 import zlib
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +11,10 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
-from hopfax.data.tasks import Example, TaskSpec, check_integer, task
+from hopfax.data.tasks import Example, TaskSpec, check_integer, named, task
 from hopfax.data.tokenize import WordPiece, encode, read_vocabulary, warn_truncated
 from hopfax.data.vocabulary import train_vocabulary
+from hopfax.hub import local_path
 
 _SYNTHETIC_SIZES = {"train": 2000, "validation": 400, "test": 500}
 
@@ -94,94 +94,72 @@ def load_task(
     if train_size is not None:
         check_integer("train_size", train_size, 1)
     if spec.suite == "synthetic":
-        train = _synthetic(name, "train", train_size)
-        validation = _synthetic(name, "validation")
+        train = _read(spec, None, "train", train_size)
+        validation = _read(spec, None, "validation")
     else:
-        train, validation = _hold_out(_read(spec, data_dir, "train"), spec.name, train_size)
-    if vocabulary is not None and not isinstance(vocabulary, WordPiece):
-        vocabulary = read_vocabulary(vocabulary)
-    splits = train, validation, reported_rows(name, data_dir=data_dir)
-    return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+        train, validation = _hold_out(_read(spec, data_dir, "train"), name, train_size)
+    splits = train, validation, task_rows(name, "test", data_dir=data_dir)
+    return tokenize_splits(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
-def tokenized(
+def tokenize_splits(
     spec: TaskSpec,
     splits: tuple[list[Example], list[Example], list[Example]],
-    vocabulary: WordPiece | None,
+    vocabulary: str | os.PathLike | WordPiece | None,
     *,
     vocab_size: int,
     max_length: int,
 ) -> TaskData:
-    """Tokenizes splits, with a warning if texts are truncated.
-
-    If `vocabulary` is None, trains one on the first split.
-    """
+    """Tokenizes with a vocabulary, or one of the first split; warns about truncated texts."""
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
     elif not isinstance(vocabulary, WordPiece):
-        raise TypeError(
-            "vocabulary must come from read_tokenizer or read_vocabulary, got "
-            f"{type(vocabulary).__name__}"
-        )
+        vocabulary = read_vocabulary(vocabulary)
     encoded = [encode(rows, vocabulary, max_length=max_length) for rows in splits]
     examples, lengths = list(chain(*splits)), np.concatenate([each.lengths for each in encoded])
     warn_truncated(examples, lengths, vocabulary, max_length=max_length, stacklevel=3)
     return TaskData(spec, *encoded, vocabulary=vocabulary)
 
 
-def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the rows of `load_task(...).test` as texts, in the same order.
+def task_rows(name: str, split: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
+    """Returns the texts of a task.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
+        split: `"test"`: the rows of `load_task(...).test`, in the same order; `"train"`: those that
+            `load_task` splits into `train` and `validation`, by default.
         data_dir: See `load_task`.
 
     Raises:
-        ValueError: If the task is unknown, a row is malformed, or `data_dir` is None.
+        ValueError: If the task or split is unknown, a row is malformed, or `data_dir` is None.
         FileNotFoundError: If a folder or file is missing.
 
     Example:
-        >>> from hopfax.data import reported_rows
-        >>> reported_rows("entailment")[0].texts
+        >>> from hopfax.data import task_rows
+        >>> task_rows("entailment", "test")[0].texts
         (('any pilot smiles slowly', 'every pilot smiles'),)
     """
     spec = task(name)
     if spec.suite == "synthetic":
-        return _synthetic(name, "test")
-    return _read(spec, data_dir, "validation")
+        splits = {"train": ("train", "validation"), "test": ("test",)}
+    else:
+        splits = {"train": ("train",), "test": ("validation",)}
+    return [row for part in named("split", split, splits) for row in _read(spec, data_dir, part)]
 
 
-def training_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the rows that `load_task` splits into `train` and `validation`, as texts.
-
-    For synthetic tasks: the rows of the default `train_size`.
-
-    Arguments and errors are those of `reported_rows`.
-
-    Example:
-        >>> from hopfax.data import training_rows
-        >>> len(training_rows("entailment"))
-        2400
-    """
-    spec = task(name)
+def _read(
+    spec: TaskSpec, data_dir: str | os.PathLike | None, split: str, size: int | None = None
+) -> list[Example]:
+    """Synthetic rows, or those of a built set if `data_dir` has one, or of raw files."""
     if spec.suite == "synthetic":
-        return [*_synthetic(name, "train"), *_synthetic(name, "validation")]
-    return _read(spec, data_dir, "train")
-
-
-def _synthetic(name: str, split: str, size: int | None = None) -> list[Example]:
-    return synthetic_split(name, split, size=size or _SYNTHETIC_SIZES[split], seed=0)
-
-
-def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> list[Example]:
-    """Rows of a built set if `data_dir` has one, otherwise of raw files."""
+        return synthetic_split(spec.name, split, size=size or _SYNTHETIC_SIZES[split], seed=0)
     if data_dir is None:
         raise ValueError(
-            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.folder}, glue_data "
+            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.title}, glue_data "
             "or superglue. The synthetic tasks sentiment, entailment and paraphrase need no files"
         )
-    built = Path(os.path.expanduser(data_dir)) / "hopfax_tasks" / spec.name
+    built = local_path(data_dir) / "hopfax_tasks" / spec.name
     if next(built.glob("*/dataset_info.json"), None):  # a failed build leaves an empty folder
         from hopfax.data.builders import read_built
 

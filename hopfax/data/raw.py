@@ -8,48 +8,43 @@ import contextlib
 import json
 import os
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hopfax.data.tasks import Example, TaskSpec, named, task
+from hopfax.hub import local_path, read_json
 
-_PARENTS = {
-    "glue": (".", "glue_data", "glue", "GLUE"),
-    "superglue": (".", "superglue", "SuperGLUE", "super_glue"),
+# Possible folders of a suite's files, and where to get them.
+_SUITES = {
+    "glue": ("glue_data glue GLUE", "gluebenchmark.com/tasks"),
+    "superglue": ("superglue SuperGLUE super_glue", "super.gluebenchmark.com/tasks"),
+    "advglue": ("advglue AdvGLUE adversarial-glue", "github.com/AI-secure/adversarial-glue"),
+    "paws": ("paws PAWS pawsx paws-x PAWS-X", "github.com/google-research-datasets/paws"),
 }
-_SOURCE = {"glue": "gluebenchmark.com/tasks", "superglue": "super.gluebenchmark.com/tasks"}
 _DAMAGED = "lacking columns or a text"
 
 
-class _SkippedRow(ValueError):
-    """A row that the task may allow to drop: the reason and, for a damaged row, the error."""
+class SkippedRow(ValueError):
+    """A row that a task may allow to drop: the reason and, for a damaged row, the error."""
 
 
-def first_existing(
-    title: str, data_dir: str | os.PathLike, candidates: Sequence[str], source: str
-) -> Path:
-    """Returns the first candidate under `data_dir` that exists; the error lists all candidates."""
-    root = Path(os.path.expanduser(data_dir))
-    paths = [root / candidate for candidate in candidates]
+def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
+    """Returns the file of a split, in `data_dir` or in its folder of the suite."""
+    if spec.suite == "synthetic":
+        raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
+    file = named(f"split of {spec.title}", split, spec.files)
+    (folders, source), root = _SUITES[spec.suite], local_path(data_dir)
+    paths = [root / folder / file for folder in (".", *folders.split())]
     for path in paths:
         if path.is_file():
             return path
     missing = "" if root.is_dir() else f" ({root} itself does not exist)"
     raise FileNotFoundError(
-        f"no {title} under {root}{missing}: looked for {', '.join(map(str, paths))}. Get it from "
-        f"{source}"
+        f"no {split} file of {spec.title} under {root}{missing}: looked for "
+        f"{', '.join(map(str, paths))}. Get it from {source}"
     )
-
-
-def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
-    """Returns the file of a split, in `data_dir` or its folder `glue_data` or `superglue`."""
-    if spec.suite == "synthetic":
-        raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
-    file = named(f"split of {spec.title}", split, spec.files)
-    candidates = [f"{parent}/{spec.folder}/{file}" for parent in _PARENTS[spec.suite]]
-    title = f"{split} file of {spec.title}"
-    return first_existing(title, data_dir, candidates, _SOURCE[spec.suite])
 
 
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
@@ -85,42 +80,29 @@ def read_rows(
     spec: TaskSpec, data_dir: str | os.PathLike, split: str
 ) -> list[tuple[dict[str, str], Example]]:
     """Returns the text columns and examples of `read_split`."""
-    path = raw_file(spec, data_dir, split)
-    rows = json_rows(path) if path.suffix == ".jsonl" else tab_rows(spec, path)
-    return usable_rows(spec, path, rows)
-
-
-def usable_rows(
-    spec: TaskSpec,
-    path: Path,
-    rows: Iterable[tuple[int, dict[str, Any] | _SkippedRow]],
-    *,
-    unit: str = "line",
-) -> list[tuple[dict[str, str], Example]]:
-    """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
-    usable, total = [], 0
-    skipped: dict[str, dict[int, _SkippedRow]] = {}
-    for total, (number, row) in enumerate(rows, start=1):
+    path, unit = raw_file(spec, data_dir, split), "line"
+    if spec.section:
+        unit, rows = f"{spec.section} row", enumerate(_section(path, spec.section), start=1)
+    elif path.suffix == ".jsonl":
+        rows = json_rows(path)
+    else:
+        rows = by_column(path, tab_cells(path), spec.header)
+    usable, skipped = [], defaultdict(list)
+    for index, (number, row) in enumerate(rows := list(rows)):
         try:
-            if isinstance(row, _SkippedRow):
-                raise row
-            usable.append(_parse(spec, row, total - 1))
-        except _SkippedRow as error:
-            skipped.setdefault(error.args[0], {})[number] = error
+            usable.append(_parse(spec, row, index))
+        except SkippedRow as error:
+            skipped[error.args[0]].append((number, error.args[-1]))
         except ValueError as error:
             raise ValueError(f"{path}, {unit} {number}: {error}") from None
-    damaged = skipped.get(_DAMAGED, {})
-    if len(damaged) > spec.damaged_share * total:
-        number, error = next(iter(damaged.items()))
-        raise ValueError(
-            f"{path}, {unit} {number}: {error.args[1]} ({len(damaged)} of {total} rows are damaged)"
-        )
-    for reason, numbers in skipped.items():
-        shown = ", ".join(map(str, list(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")
-        warnings.warn(
-            f"{path}: dropped {len(numbers)} of {total} rows {reason} ({unit}s {shown})",
-            stacklevel=4,
-        )
+    if len(damaged := skipped.get(_DAMAGED, [])) > spec.damaged_share * len(rows):
+        (number, message), share = damaged[0], f"{len(damaged)} of {len(rows)}"
+        raise ValueError(f"{path}, {unit} {number}: {message} ({share} rows are damaged)")
+    for reason, dropped in skipped.items():
+        numbers = ", ".join(str(number) for number, _ in dropped[:5])
+        numbers += ", ..." if len(dropped) > 5 else ""
+        share = f"{len(dropped)} of {len(rows)}"
+        warnings.warn(f"{path}: dropped {share} rows {reason} ({unit}s {numbers})", stacklevel=3)
     if not usable:
         raise ValueError(f"{path} has no rows: it is empty or truncated")
     return usable
@@ -153,58 +135,67 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, row
         except (ValueError, RecursionError) as error:
             where = f"line {number}, column {getattr(error, 'colno', 1)}"
-            raise ValueError(
-                f"{path}, {where}: not JSON ({getattr(error, 'msg', error)})"
-            ) from None
+            reason = getattr(error, "msg", error)
+            raise ValueError(f"{path}, {where}: not JSON ({reason})") from None
 
 
-def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] | _SkippedRow]]:
-    """Yields the rows of a tab-separated file by column name."""
-    lines = numbered_lines(path)
-    header = spec.header
+def tab_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the cells of the lines of a tab-separated file."""
+    return ((number, line.split("\t")) for number, line in numbered_lines(path))
+
+
+def by_column(
+    path: Path, rows: Iterable[tuple[int, list[str]]], header: Sequence[str] = ()
+) -> Iterator[tuple[int, dict[str, str] | SkippedRow]]:
+    """Yields cells by column name; the first row is the header, unless it is given."""
+    rows = iter(rows)
     if not header:
-        header = tuple(next(lines, (1, ""))[1].split("\t"))
-        missing = [name for name in (*spec.columns, spec.label_column) if name not in header]
-        if missing:
-            raise ValueError(
-                f"{path}, line 1: no column {' or '.join(missing)} in the header "
-                f"({', '.join(header)})"
-            )
-    expected = f"expected {len(header)} tab-separated columns ({', '.join(header)})"
-    for number, line in lines:
-        cells = line.split("\t")
+        number, header = next(rows, (1, []))
+        if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+            names = f"column names must differ, got {twice[0]!r} twice"
+            raise ValueError(f"{path}, line {number}: {names}")
+    for number, cells in rows:
         if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
         else:
-            yield number, _SkippedRow(_DAMAGED, f"{expected}, got {len(cells)}")
+            expected = f"expected {len(header)} columns, got {len(cells)}"
+            yield number, SkippedRow(_DAMAGED, expected)
+
+
+def _section(path: Path, name: str) -> list[Any]:
+    if not isinstance(rows := read_json(path).get(name), list):
+        raise ValueError(f"{path}: {name!r} must be a list of rows, got {type(rows).__name__}")
+    return rows
 
 
 def _parse(spec: TaskSpec, row: Any, index: int) -> tuple[dict[str, str], Example]:
+    if isinstance(row, SkippedRow):
+        raise row
     if not isinstance(row, dict):
-        raise ValueError(f"expected a JSON object, got {type(row).__name__}")
+        raise ValueError(f"expected an object, got {type(row).__name__}")
     columns = {}
     for column in spec.columns:
         value: Any = row
         for key in column.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise _SkippedRow(_DAMAGED, f"no {column!r} (the row has {', '.join(row)})")
+                raise SkippedRow(_DAMAGED, f"no {column!r} (the row has {', '.join(row)})")
             value = value[key]
         if not isinstance(value, str):
             raise ValueError(f"{column!r} must be a string, got {value!r}")
         if value.strip() == spec.placeholder:
-            raise _SkippedRow(f"marked {spec.placeholder}")
+            raise SkippedRow(f"marked {spec.placeholder}")
         if not value.strip():
-            raise _SkippedRow(_DAMAGED, f"empty text in {column!r}")
+            raise SkippedRow(_DAMAGED, f"empty text in {column!r}")
         columns[column] = value
     if spec.label_column not in row:
         raise ValueError(f"no label {spec.label_column!r} (the row has {', '.join(row)})")
-    return columns, Example(spec.join(columns), _label(spec, row[spec.label_column]), index)
+    return columns, spec.example(columns, _label(spec, row[spec.label_column]), index)
 
 
 def _label(spec: TaskSpec, value: Any) -> int | float:
     written = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if written == spec.unlabeled:
-        raise _SkippedRow("without a gold label")
+        raise SkippedRow("without a gold label")
     if spec.label_range is None:
         if written in spec.labels:
             return spec.labels.index(written)

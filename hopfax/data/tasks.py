@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import numpy as np
 
 Metric = Literal["accuracy", "f1", "mcc", "pearson", "spearman"]
-Suite = Literal["glue", "superglue", "synthetic", "own"]
+Suite = Literal["glue", "superglue", "advglue", "paws", "synthetic", "own"]
+Names = tuple[str, ...]
 Texts = tuple[tuple[str, ...], ...]
 V = TypeVar("V")
 Join = Callable[[Mapping[str, str]], str | Sequence[str] | Sequence[Sequence[str]]]
@@ -59,21 +60,43 @@ class Example(_Row):
 
 
 def _choices(texts: Any) -> Texts:
-    choices: Any = ((texts,),) if isinstance(texts, str) else texts
-    if _is_sequence_of(choices, str):
-        choices = (choices,)
-    if not choices or not _is_sequence_of(choices, tuple | list):
-        choices = ((),)
-    if any(not _is_sequence_of(choice, str) or len(choice) not in (1, 2) for choice in choices):
+    choices = (texts,) if isinstance(texts, str) else texts
+    choices = (choices,) if _is_text(choices) else choices
+    if not (isinstance(choices, tuple | list) and choices and all(map(_is_text, choices))):
         raise TypeError(
             "texts must be a string, a pair of strings, or a tuple of choices with one or two "
             f"strings each, got {reprlib.repr(texts)}"
         )
-    return tuple(tuple(choice) for choice in choices)
+    return tuple(map(tuple, choices))
 
 
-def _is_sequence_of(value: Any, kind: Any) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(part, kind) for part in value)
+def _is_text(value: Any) -> bool:
+    """Whether a value is a sequence of one or two strings."""
+    is_short = isinstance(value, tuple | list) and len(value) in (1, 2)
+    return is_short and all(isinstance(part, str) for part in value)
+
+
+def _all_columns(row: Mapping[str, str]) -> Texts:
+    return (tuple(row.values()),)
+
+
+def _copa(row: Mapping[str, str]) -> Texts:
+    """Premise and question first, one choice second."""
+    questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
+    if row["question"] not in questions:
+        raise ValueError(f"question must be 'cause' or 'effect', got {row['question']!r}")
+    first = f"{row['premise']} {questions[row['question']]}"
+    return ((first, row["choice1"]), (first, row["choice2"]))
+
+
+def _wic(row: Mapping[str, str]) -> Texts:
+    """The word precedes the first sentence: ``run : Run rogue.`` / ``She ran 10 miles.``."""
+    return ((f"{row['word']} : {row['sentence1']}", row["sentence2"]),)
+
+
+def _wsc(row: Mapping[str, str]) -> Texts:
+    """The text, then a claim: ``He refers to Mark``."""
+    return ((row["text"], f"{row['target.span2_text']} refers to {row['target.span1_text']}"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +107,9 @@ class TaskSpec:
         name: Name on the command line and in `results.csv`.
         title: Name in the papers' tables.
         suite: Collection of the task; "own" for tasks of `hopfax.data.from_rows`.
-        folder: Folder of the raw files; empty for synthetic tasks.
-        files: File of each raw split, ``"train"`` and ``"validation"`` (the official dev file).
+        files: File of each raw split, ``"train"`` and ``"validation"`` (the official dev file), in
+            the folder of the suite.
+        section: Key of the rows in a JSON file; empty for other files.
         train_rows: Rows of the official train file; None for synthetic tasks.
         columns: Columns of the texts, or JSON keys (``a.b`` is nested).
         header: Columns of a file without a header line; empty if the file has one.
@@ -100,27 +124,27 @@ class TaskSpec:
         label_range: Lowest and highest score of a regression task.
         metrics: Metrics whose mean is the score.
         num_choices: Number of choices per row.
-        join: Turns the text columns of a row, and no others, into the texts of an `Example`: a
-            string, a pair, or choices.
+        join: Turns the text columns of a row, without surrounding whitespace, into the texts of an
+            `Example`: a string, a pair, or choices. Default: all columns, one or two.
     """
 
     name: str
     title: str
     suite: Suite
-    folder: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    section: str = ""
     train_rows: int | None = None
-    columns: tuple[str, ...]
-    header: tuple[str, ...] = ()
+    columns: Names
+    header: Names = ()
     label_column: str = "label"
-    labels: tuple[str, ...]
+    labels: Names
     unlabeled: str | None = None
     placeholder: str | None = None
     damaged_share: float = 0.0
     label_range: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = ("accuracy",)
     num_choices: int = 1
-    join: Join
+    join: Join = _all_columns
 
     @property
     def regression(self) -> bool:
@@ -131,6 +155,10 @@ class TaskSpec:
     def num_outputs(self) -> int:
         """Outputs of the model's head: classes, or 1 for regression and multiple choice."""
         return 1 if self.regression or self.num_choices > 1 else len(self.labels)
+
+    def example(self, row: Mapping[str, str], label: int | float, index: int) -> Example:
+        """Returns a row with these text columns."""
+        return Example(self.join({name: row[name].strip() for name in self.columns}), label, index)
 
 
 def task(name: str | TaskSpec) -> TaskSpec:
@@ -167,35 +195,9 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
         raise ValueError(f"{name} must be an integer {allowed}, got {reprlib.repr(value)}")
 
 
-def stripped(row: Mapping[str, str]) -> Texts:
-    """All columns of a row, one or two, without surrounding whitespace."""
-    return (tuple(text.strip() for text in row.values()),)
-
-
-def _copa(row: Mapping[str, str]) -> Texts:
-    """Premise and question first, one choice second."""
-    questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
-    if row["question"] not in questions:
-        raise ValueError(f"question must be 'cause' or 'effect', got {row['question']!r}")
-    first = f"{row['premise'].strip()} {questions[row['question']]}"
-    return ((first, row["choice1"].strip()), (first, row["choice2"].strip()))
-
-
-def _wic(row: Mapping[str, str]) -> Texts:
-    """The word precedes the first sentence: ``run : Run rogue.`` / ``She ran 10 miles.``."""
-    return ((f"{row['word'].strip()} : {row['sentence1'].strip()}", row["sentence2"].strip()),)
-
-
-def _wsc(row: Mapping[str, str]) -> Texts:
-    """The text, then a claim: ``He refers to Mark``."""
-    claim = f"{row['target.span2_text'].strip()} refers to {row['target.span1_text'].strip()}"
-    return ((row["text"].strip(), claim),)
-
-
 _FILES = {
     "glue": {"train": "train.tsv", "validation": "dev.tsv"},
     "superglue": {"train": "train.jsonl", "validation": "val.jsonl"},
-    "synthetic": {},
 }
 _ENTAILMENT = ("entailment", "not_entailment")
 _BINARY, _BOOLEAN = ("0", "1"), ("false", "true")
@@ -204,21 +206,12 @@ _F1 = ("f1", "accuracy")
 
 
 def _spec(
-    suite: Suite,
-    title: str,
-    train_rows: int | None,
-    columns: tuple[str, ...],
-    labels: tuple[str, ...],
-    **options: Any,
+    suite: Suite, title: str, train_rows: int | None, columns: Names, labels: Names, **options: Any
 ) -> TaskSpec:
-    defaults: dict[str, Any] = {
-        "name": title.lower().replace("-", ""),
-        "folder": "" if suite == "synthetic" else title,
-        "files": _FILES[suite],
-        "join": stripped,
-    }
-    fixed = {"suite": suite, "title": title, "train_rows": train_rows, "columns": columns}
-    return TaskSpec(**fixed, labels=labels, **defaults | options)
+    name, files = title.lower().replace("-", ""), _FILES.get(suite, {})
+    options.setdefault("files", {split: f"{title}/{file}" for split, file in files.items()})
+    options |= {"train_rows": train_rows, "columns": columns, "labels": labels}
+    return TaskSpec(name=name, title=title, suite=suite, **options)
 
 
 _COLA = {"header": ("source", "label", "star", "sentence"), "metrics": ("mcc",)}
@@ -228,7 +221,7 @@ _QQP = {"label_column": "is_duplicate", "metrics": _F1, "damaged_share": 1e-3}
 _RANKS = ("pearson", "spearman")
 _STSB = {"label_column": "score", "label_range": (0.0, 5.0), "metrics": _RANKS}
 _MNLI = {
-    "files": {"train": "train.tsv", "validation": "dev_matched.tsv"},
+    "files": {"train": "MNLI/train.tsv", "validation": "MNLI/dev_matched.tsv"},
     "label_column": "gold_label",
     "unlabeled": "-",
 }

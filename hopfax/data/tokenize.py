@@ -1,19 +1,13 @@
-"""Tokenization: vocabularies, padded arrays, and a cache of the arrays."""
+"""Tokenization: vocabularies and padded arrays."""
 
-import contextlib
 import functools
-import hashlib
-import io
 import itertools
-import json
 import os
 import reprlib
-import tempfile
 import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,13 +15,13 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import numbered_lines
 from hopfax.data.tasks import Example, check_integer
+from hopfax.hub import local_path
 from hopfax.optional import optional_import
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_VERSION = "3"  # increase it when encoding changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +74,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
         >>> read_vocabulary(path).size
         5
     """
-    path = Path(os.path.expanduser(path))  # unlike Path.expanduser, keeps names such as ~data
+    path = local_path(path)
     if path.is_dir():
         path = path / "vocab.txt"
     if not path.is_file():
@@ -100,13 +94,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
     return WordPiece(tokens=tuple(tokens))
 
 
-def encode(
-    examples: Sequence[Example],
-    vocabulary: WordPiece,
-    *,
-    max_length: int = 128,
-    cached: bool = True,
-) -> Encoded:
+def encode(examples: Sequence[Example], vocabulary: WordPiece, *, max_length: int = 128) -> Encoded:
     """Tokenizes examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
     Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
@@ -116,8 +104,6 @@ def encode(
         examples: One or more rows, all with the same number of choices.
         vocabulary: Tokens and their ids.
         max_length: Longest row in tokens, including special tokens; at least 5.
-        cached: Whether to keep the arrays in `$HOPFAX_CACHE` (default `~/.cache/hopfax`).
-            Damaged files are replaced; without a folder that can be written, nothing is kept.
 
     Returns:
         The arrays, padded to the longest row.
@@ -131,7 +117,7 @@ def encode(
         >>> from hopfax.data import Example, WordPiece, encode
         >>> tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film")
         >>> vocabulary = WordPiece(tokens=tokens)
-        >>> encode([Example("A film", 1, 0)], vocabulary, cached=False).ids.tolist()
+        >>> encode([Example("A film", 1, 0)], vocabulary).ids.tolist()
         [[[2, 4, 5, 3]]]
     """
     if not examples:
@@ -145,14 +131,21 @@ def encode(
     check_integer("max_length", max_length, 5)
     for example in examples:
         check_unicode(f"text {example.index}", itertools.chain(*example.texts))
-    path = _cache_file(examples, vocabulary, max_length) if cached else None
-    if not (arrays := path and _read_cached(path)):
-        arrays = _tokenize(examples, vocabulary, max_length)
-        if path:
-            _write_cached(path, arrays)
+    rows = [_truncate(row, max_length) for row in _encodings(examples, vocabulary)]
+    lengths = np.asarray(list(map(len, rows)), np.int32)
+    if len(empty := np.flatnonzero(lengths == 0)):
+        row = examples[empty[0] // choices]
+        raise ValueError(f"text {row.index} has no tokens: {reprlib.repr(row.texts)}")
+    ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
     scores = any(isinstance(example.label, float | np.floating) for example in examples)
-    labels = np.asarray([row.label for row in examples], np.float32 if scores else np.int32)
-    return Encoded(*arrays, labels, np.asarray([row.index for row in examples], np.int32))
+    return Encoded(
+        ids=ids.reshape(len(examples), choices, -1),
+        lengths=lengths.reshape(-1, choices),
+        labels=np.asarray([row.label for row in examples], np.float32 if scores else np.int32),
+        index=np.asarray([row.index for row in examples], np.int32),
+    )
 
 
 def warn_truncated(
@@ -164,16 +157,13 @@ def warn_truncated(
     stacklevel: int,
 ) -> None:
     """Warns how many examples `encode` truncated; `lengths` are those of its result."""
-    full = [row for row, counts in zip(examples, lengths, strict=True) if max_length in counts]
-    if not full:
-        return
-    untruncated = np.array(list(map(len, _encodings(full, vocabulary)))).reshape(len(full), -1)
-    if count := (untruncated > max_length).any(axis=1).sum():
-        warnings.warn(
-            f"{count} of {len(examples)} texts have more than {max_length} tokens and are "
-            "truncated",
-            stacklevel=stacklevel + 1,
-        )
+    full = np.flatnonzero((lengths == max_length).any(axis=1)).tolist()
+    encodings = _encodings([examples[place] for place in full], vocabulary)
+    untruncated = np.array(list(map(len, encodings)), int)
+    if count := (untruncated.reshape(-1, lengths.shape[1]) > max_length).any(axis=1).sum():
+        shares = f"{count} of {len(examples)} texts"
+        message = f"{shares} have more than {max_length} tokens and are truncated"
+        warnings.warn(message, stacklevel=stacklevel + 1)
 
 
 def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
@@ -220,8 +210,8 @@ def _encodings(examples: Sequence[Example], vocabulary: WordPiece) -> list[Any]:
         raise ValueError(f"the tokenizer cannot read the texts: {error}") from None
 
 
-def _truncated(encoding: Any, max_length: int) -> list[int]:
-    """Token ids, truncated as "longest_first" does, but without changing the tokenizer."""
+def _truncate(encoding: Any, max_length: int) -> list[int]:
+    """Token ids, truncated as "longest_first" does, which keeps all pairs of what it cuts off."""
     if len(encoding) <= max_length:
         return encoding.ids
     owners = encoding.sequence_ids  # None for special tokens
@@ -231,47 +221,3 @@ def _truncated(encoding: Any, max_length: int) -> list[int]:
     ends = (short, room - short) if len(first) <= len(second) else (room - short, short)
     dropped = {*first[ends[0] :], *second[ends[1] :]}
     return [token for place, token in enumerate(encoding.ids) if place not in dropped]
-
-
-def _tokenize(
-    examples: Sequence[Example], vocabulary: WordPiece, max_length: int
-) -> tuple[np.ndarray, np.ndarray]:
-    rows = [_truncated(row, max_length) for row in _encodings(examples, vocabulary)]
-    lengths = np.asarray(list(map(len, rows)), np.int32)
-    if len(empty := np.flatnonzero(lengths == 0)):
-        row = examples[empty[0] // len(examples[0].texts)]
-        raise ValueError(f"text {row.index} has no tokens: {reprlib.repr(row.texts)}")
-    ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = row
-    return ids.reshape(len(examples), -1, ids.shape[1]), lengths.reshape(len(examples), -1)
-
-
-def _cache_file(examples: Sequence[Example], vocabulary: WordPiece, max_length: int) -> Path | None:
-    folder = os.path.expanduser(os.environ.get("HOPFAX_CACHE") or "~/.cache/hopfax")
-    if folder.startswith("~"):  # there is no home directory
-        return None
-    texts = [example.texts for example in examples]
-    tokenizer = vocabulary.serialized or vocabulary.tokens, vocabulary.pad_token
-    content = json.dumps([_VERSION, max_length, tokenizer, texts], separators=(",", ":"))
-    return Path(folder) / hashlib.sha256(content.encode()).hexdigest()
-
-
-def _read_cached(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    with contextlib.suppress(OSError):
-        content = path.read_bytes()
-        if content[:32] == hashlib.sha256(content[32:]).digest():
-            with np.load(io.BytesIO(content[32:]), allow_pickle=False) as stored:
-                return stored["ids"], stored["lengths"]
-
-
-def _write_cached(path: Path, arrays: tuple[np.ndarray, np.ndarray]) -> None:
-    """Moves a complete file, a checksum and an archive, to its place, if it can be written."""
-    np.savez_compressed(stream := io.BytesIO(), ids=arrays[0], lengths=arrays[1])
-    content = stream.getvalue()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            file = Path(folder) / path.name
-            file.write_bytes(hashlib.sha256(content).digest() + content)
-            file.replace(path)

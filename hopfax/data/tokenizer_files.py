@@ -14,12 +14,13 @@ from hopfax.optional import optional_import
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Names in tokenizer_config.json, and in tokenizer.json.
-_BERT_SETTINGS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
+# Name in tokenizer_config.json, then part, type and name in tokenizer.json.
+_SETTINGS = (
+    ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
+    ("strip_accents", "normalizer", "BertNormalizer", "strip_accents"),
+    ("tokenize_chinese_chars", "normalizer", "BertNormalizer", "handle_chinese_chars"),
+    ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
+)
 _MAX_TOKENS = 1 << 22
 _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
 
@@ -35,15 +36,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
       vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens: the two texts of a
       pair are concatenated (GPT-2).
 
-    As in `transformers`, `do_lower_case`, `strip_accents`, `tokenize_chinese_chars` and
-    `add_prefix_space` of `tokenizer_config.json` apply, and the tokens of `added_tokens.json` are
-    added in the second and third formats. Special tokens that occur in a text are split like other
-    text, unless `tokenizer.json` has them and `additional_special_tokens` or `extra_special_tokens`
-    lists them, such as markers of entities.
-
-    The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
-    `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the
-    end-of-text token.
+    As in `transformers`, the settings of `tokenizer_config.json` on case, accents, Chinese
+    characters and prefix spaces apply, and `added_tokens.json` adds tokens to the second and third
+    formats. Special tokens in a text are split like other text, unless `tokenizer.json` has them
+    and `additional_special_tokens` or `extra_special_tokens` lists them. The padding token is the
+    one that the folder names, otherwise ``[PAD]``, ``<pad>`` or the end-of-text token.
 
     Args:
         folder: A folder that `save_pretrained` of `transformers` wrote, or a name on the Hugging
@@ -51,23 +48,21 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
 
     Raises:
         FileNotFoundError: If the folder has no tokenizer.
-        ValueError: If a file is broken, there is no padding token, a token id is not below
-            `vocab_size` of `config.json`, or the model requires a `tokenizer.json`.
+        ValueError: If a file is broken or does not fit `config.json`, there is no padding token, or
+            the model requires a `tokenizer.json`.
 
     Example:
         >>> import pathlib, tempfile
         >>> from hopfax.data import Example, encode, read_tokenizer
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> _ = (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nfilm\n")
-        >>> encode([Example("A film", 1, 0)], read_tokenizer(folder), cached=False).ids.tolist()
+        >>> encode([Example("A film", 1, 0)], read_tokenizer(folder)).ids.tolist()
         [[[2, 4, 5, 3]]]
     """
     folder = model_folder(folder)
-    files = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
-    present = (path for file in files if (path := folder / file).is_file())
-    contents = {path.name: read_json(path) for path in present}
-    config = contents.pop("config.json", {})
-    settings = {key: value for each in contents.values() for key, value in each.items()}
+    files = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
+    contents = [read_json(path) if (path := folder / file).is_file() else {} for file in files]
+    settings, config = contents[0] | contents[1], contents[2]
     formats = (row for row in _FORMATS if all((folder / name).is_file() for name in row[0]))
     names, read, families = next(formats, ((), None, ()))
     if read is None:
@@ -89,43 +84,33 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         raise ValueError(f"cannot read {files} in {folder}: {error}") from None
     added = folder / "added_tokens.json"
     if names != ("tokenizer.json",) and added.is_file():
-        entries = read_json(added).items()
-        if wrong := [each for each in entries if not isinstance(each[1], int)]:
-            token, number = wrong[0]
-            raise ValueError(f"{added} must map tokens to integers, got {number!r} for {token!r}")
-        more = sorted(entries, key=lambda item: item[1])
+        entries = sorted(
+            read_json(added).items(), key=lambda each: isinstance(each[1], int) and each[1]
+        )
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-        tokenizer.add_tokens([token for token, _ in more if token not in special])
-        for token, number in more:
+        tokenizer.add_tokens([token for token, _ in entries if token not in special])
+        for token, number in entries:
             if tokenizer.token_to_id(token) != number:
-                raise ValueError(
-                    f"{added} must continue the ids of {files}, got {number} for {token!r}"
-                )
+                got = f"{number!r} for {token!r}"
+                raise ValueError(f"{added} must continue the ids of {files}, got {got}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    ids, size = tokenizer.get_vocab(), config.get("vocab_size")
+    by_id = {number: token for token, number in tokenizer.get_vocab().items()}
+    highest, size = max(by_id, default=-1), config.get("vocab_size")
     limit = min(size, _MAX_TOKENS) if isinstance(size, int) else _MAX_TOKENS
-    highest, last = max(((number, token) for token, number in ids.items()), default=(-1, ""))
     if highest >= limit:
         raise ValueError(
             f"token ids must be below {limit} (vocab_size of {folder / 'config.json'}: {size}), "
-            f"but {last!r} of {files} has id {highest}"
+            f"but {by_id[highest]!r} of {files} has id {highest}"
         )
-    tokens = [""] * (highest + 1)
-    for token, number in ids.items():
-        tokens[number] = token
-    if isinstance(size, int) and len(tokens) < fewest_tokens(size):
-        raise ValueError(
-            f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "
-            "config.json"
-        )
-    # Models pad their size to a multiple of a power of two.
-    if isinstance(size, int) and len(tokens) <= size - (1 if size % 8 else 128):
-        warnings.warn(
-            f"{files} in {folder} has {len(tokens)} tokens, fewer than the vocab_size {size} of "
-            "config.json",
-            stacklevel=2,
-        )
+    tokens = [by_id.get(number, "") for number in range(highest + 1)]
+    if isinstance(size, int):
+        count = f"{len(tokens)} tokens, fewer than the vocab_size {size} of config.json"
+        if len(tokens) < fewest_tokens(size):
+            raise ValueError(f"{files} in {folder} has {count}")
+        # Models pad their size to a multiple of a power of two.
+        if len(tokens) <= size - (1 if size % 8 else 128):
+            warnings.warn(f"{files} in {folder} has {count}", stacklevel=2)
     return WordPiece(
         tokens=tuple(tokens),
         serialized=tokenizer.to_str(),
@@ -141,24 +126,19 @@ def fewest_tokens(vocab_size: int) -> float:
 def tokenizer_settings(tokenizer: "Tokenizer") -> dict[str, Any]:
     """Returns the settings that `transformers` reads from `tokenizer_config.json` only."""
     document = json.loads(tokenizer.to_str())
-    normalizer, splitter = (document[part] or {} for part in ("normalizer", "pre_tokenizer"))
-    settings = {}
-    if normalizer.get("type") == "BertNormalizer":
-        settings = {ours: normalizer[theirs] for ours, theirs in _BERT_SETTINGS.items()}
-    if splitter.get("type") == "ByteLevel":
-        settings["add_prefix_space"] = splitter["add_prefix_space"]
-    return settings
+    return {
+        name: document[part][key]
+        for name, part, kind, key in _SETTINGS
+        if (document[part] or {}).get("type") == kind
+    }
 
 
 def _tokenizer_json(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
     document = read_json(folder / "tokenizer.json")
-    normalizer, splitter = (document.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
-    if normalizer.get("type") == "BertNormalizer":
-        for ours, theirs in _BERT_SETTINGS.items():
-            if settings.get(ours) is not None:
-                normalizer[theirs] = settings[ours]
-    if splitter.get("type") == "ByteLevel" and settings.get("add_prefix_space") is not None:
-        splitter["add_prefix_space"] = settings["add_prefix_space"]
+    for name, part, kind, key in _SETTINGS:
+        matches = (document.get(part) or {}).get("type") == kind
+        if matches and settings.get(name) is not None:
+            document[part][key] = settings[name]
     markers = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         listed = settings.get(name) or ()

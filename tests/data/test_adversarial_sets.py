@@ -22,9 +22,8 @@ def write(path, text):
     path.write_text(text, encoding="utf-8")
 
 
-@pytest.mark.parametrize("parent", [".", "advglue"])
-def test_advglue_in_its_layout(tmp_path, parent):
-    write(tmp_path / parent / "dev.json", json.dumps(ROWS))
+def test_advglue_in_its_layout(tmp_path):
+    write(tmp_path / "advglue" / "dev.json", json.dumps(ROWS))
     rows = {section: read_evaluation_set(f"adv-{section}", tmp_path) for section in ROWS}
     assert rows == {
         "sst2": [((("a fi1m",),), 1, 0), ((("dull",),), 0, 1)],
@@ -38,23 +37,19 @@ def test_advglue_in_its_layout(tmp_path, parent):
 
 def test_only_paws_x_drops_marked_rows(tmp_path):
     rows = HEADER + "1\teins\tzwei\t1\n2\tdrei\tNS\t0\n3\tNS\tNS\t1\n4\tNSU\tvier NS\t0\n"
-    write(tmp_path / "x-final" / "de" / "test_2k.tsv", rows)
+    write(tmp_path / "x-final/de/test_2k.tsv", rows)
     with pytest.warns(UserWarning, match=r"dropped 2 of 4 rows marked NS \(lines 3, 4\)"):
         kept = read_evaluation_set("paws-x-de", tmp_path)
     assert kept == [((("eins", "zwei"),), 1, 0), ((("NSU", "vier NS"),), 0, 3)]
-    write(tmp_path / "paws" / "labeled_final" / "test.tsv", rows)
+    write(tmp_path / "paws/labeled_final/test.tsv", rows)
     assert read_evaluation_set("paws", tmp_path)[2] == ((("NS", "NS"),), 1, 2)
 
 
-def test_few_empty_translations_are_dropped_but_many_are_an_error(tmp_path):
-    path = tmp_path / "x-final" / "fr" / "test_2k.tsv"
+def test_few_empty_translations_are_dropped(tmp_path):
     good, empty = "1\tun\tdeux\t1\n", "2\t\tdeux\t1\n"
-    write(path, HEADER + good * 199 + empty)
+    write(tmp_path / "x-final/fr/test_2k.tsv", HEADER + good * 199 + empty)
     with pytest.warns(UserWarning, match=r"dropped 1 of 200 rows lacking .* \(lines 201\)"):
         assert len(read_evaluation_set("paws-x-fr", tmp_path)) == 199
-    write(path, HEADER + good + empty)
-    with pytest.raises(ValueError, match=r"line 3: empty text in 'sentence1'"):
-        read_evaluation_set("paws-x-fr", tmp_path)
 
 
 def test_real_sets_have_their_rows(shared):
@@ -101,8 +96,9 @@ def test_labels_are_classes_of_the_trained_task(tmp_path, name, trained, expecte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"dev\.json: not a JSON object with 'sst2' \(Expecting"),
-        ('{"sst2": [3]}', "sst2 row 1: expected a JSON object, got int"),
+        ("{", r"dev\.json is not a JSON file: Expecting"),
+        ('{"sst": []}', r"dev\.json: 'sst2' must be a list of rows, got NoneType"),
+        ('{"sst2": [3]}', "sst2 row 1: expected an object, got int"),
         ('{"sst2": [{"sentence": "a", "label": 2}]}', "sst2 row 1: unknown label '2'; AdvSST-2"),
         ('{"sst2": [{"sentence": "a"}]}', "sst2 row 1: no label 'label'"),
     ],
@@ -111,5 +107,3 @@ def test_malformed_advglue(tmp_path, content, message):
     write(tmp_path / "dev.json", content)
     with pytest.raises(ValueError, match=message):
         read_evaluation_set("adv-sst2", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no file of PAWS-X-de .*x-final/de/test_2k"):
-        read_evaluation_set("paws-x-de", tmp_path)

@@ -14,9 +14,10 @@ ENCODED = Encoded(np.ones((2, 1, 3)), np.array([[3], [2]]), np.zeros(2), np.aran
 TEXTS = dict.fromkeys(("train", "validation", "test"), ["a b c d"] * 9)
 batches = partial(data.eval_batches, BUCKET)
 bucketed = partial(data.bucketed, ENCODED)
-encode = partial(data.encode, ROWS, vocabulary=VOCABULARY, cached=False)
+encode = partial(data.encode, ROWS, vocabulary=VOCABULARY)
 addition, parity = partial(data.modular_addition, 0), partial(data.sparse_parity, 0)
 words = partial(data.next_words, TEXTS, 0, num_tokens=2)
+trial = partial(data.read_evaluation_set, data_dir=".")
 split = partial(data.synthetic_split, name="sentiment", split="train", size=1, seed=0)
 
 
@@ -41,7 +42,8 @@ def test_integers_have_a_range(function, name):
     [
         (data.task, {"name": "sst-2"}, "unknown task 'sst-2': did you mean sst2"),
         (data.task, {"name": "zzzz"}, "unknown task 'zzzz': allowed: cola, sst2"),
-        (data.evaluation_set, {"name": "adv-sst"}, "evaluation set 'adv-sst': did you mean adv-s"),
+        (trial, {"name": "adv-sst"}, "evaluation set 'adv-sst': did you mean adv-s"),
+        (trial, {"name": "paws-x-de"}, r"no test file of PAWS-X-de .*x-final/de/test_2k"),
         (addition, {"modulus": 5}, "2400 distinct texts, only 25 exist"),
         (parity, {"num_bits": 3, "num_relevant": 4}, "from 1 to 3, got 4"),
         (parity, {"noise": 0.5}, r"noise must be in \[0, 0\.5\), got 0\.5"),

@@ -13,7 +13,6 @@ RAW_TASKS = [name for name, spec in TASKS.items() if spec.suite != "synthetic"]
 def write_raw(folder, name, rows=6):
     """Tiny raw files of any task, in its layout."""
     spec = task(name)
-    (folder / spec.folder).mkdir(parents=True, exist_ok=True)
     for split, file in spec.files.items():
         labels = spec.labels or ("0.000", "0.800", "1.600", "4.000")
         lines = []
@@ -29,7 +28,8 @@ def write_raw(folder, name, rows=6):
         else:
             cells = [*([] if spec.header else [lines[0]]), *(row.values() for row in lines)]
             text = "".join("\t".join(row) + "\n" for row in cells)
-        (folder / spec.folder / file).write_text(text)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
 
 
 def nested(row):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hopfax.data import read_split, task
-from hopfax.data.downloads import extract
+from hopfax.data.builders import extract
 
 ROWS = "sentence\tlabel\nfine\t1\nbad\t0\n"
 

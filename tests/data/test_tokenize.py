@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +7,7 @@ import pytest
 import tokenizers
 
 from hopfax.data import Example, WordPiece, encode, read_vocabulary
-from hopfax.data.tokenize import _write_cached, is_blank, text_tokenizer
+from hopfax.data.tokenize import is_blank, text_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "run", "##ning", "!", "[", "]", "sep")
 VOCABULARY = WordPiece(tokens=WORDS)
@@ -59,52 +58,13 @@ def test_threads_truncate_as_the_tokenizer_does(template):
     sizes = itertools.product((1, 2, 7, 8, 30), (0, 1, 2, 7, 8, 30))
     texts = [("a " * first, "b " * second) if second else "a " * first for first, second in sizes]
     encoded = functools.partial(encode, examples(*texts), vocabulary)
-    lengths = [*range(5, 40)] * 2  # read from the cache the second time
+    lengths = range(5, 40)
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda length: encoded(max_length=length), lengths))
     for length, rows in zip(lengths, results, strict=True):
         tokenizer.enable_truncation(length, strategy="longest_first")
         for row, ids in zip(tokenizer.encode_batch(texts), rows.ids[:, 0].tolist(), strict=True):
             assert ids == row.ids + [0] * (len(ids) - len(row.ids))
-
-
-def test_arrays_are_cached_by_content(cache):
-    rows = encode(examples("a b"), VOCABULARY)
-    (file,) = cache.iterdir()
-    _write_cached(file, (rows.ids + 1, rows.lengths))  # marks what is read from the file
-    again = encode(examples("a b", labels=[5]), VOCABULARY)
-    assert again.ids.tolist() == (rows.ids + 1).tolist() and again.labels.tolist() == [5]
-    encode(examples("a b"), WordPiece(tokens=(*WORDS, "new")))
-    encode(examples("a c"), VOCABULARY)
-    encode(examples("a b"), VOCABULARY, max_length=16)
-    encode(examples("c c"), VOCABULARY, cached=False)
-    encode(examples("a b"), dataclasses.replace(VOCABULARY, pad_token="b"))
-    cased = text_tokenizer(VOCABULARY)
-    cased.normalizer = None
-    encode(examples("a b"), dataclasses.replace(VOCABULARY, serialized=cased.to_str()))
-    assert len(list(cache.iterdir())) == 6
-
-
-def test_a_damaged_cache_file_is_replaced(cache):
-    rows = encode(examples("a b"), VOCABULARY)
-    (file,) = cache.iterdir()
-    content = file.read_bytes()
-    places = range(0, len(content), 9)
-    flipped = [content[:at] + bytes([255 - content[at]]) + content[at + 1 :] for at in places]
-    for damaged in (b"", content[:7], content[:-1], content[32:], *flipped):
-        file.write_bytes(damaged)
-        assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
-        assert list(cache.iterdir()) == [file] and file.read_bytes() == content
-
-
-def test_the_folder_of_the_cache(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "file" / "cache"))  # cannot be written
-    assert encode(examples("a"), VOCABULARY).ids.tolist() == [[[2, 4, 3]]]
-    monkeypatch.delenv("HOPFAX_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    encode(examples("a"), VOCABULARY)
-    assert list((tmp_path / ".cache" / "hopfax").iterdir())
 
 
 def test_vocabulary_file(tmp_path):
@@ -133,9 +93,9 @@ def test_texts_that_cannot_be_read():
     tokenizer.post_processor = None
     bare = WordPiece(tokens=VOCABULARY.tokens, serialized=tokenizer.to_str())
     with pytest.raises(ValueError, match=r"text 8 has no tokens: \(\('\\x00',\),\)"):
-        encode(examples("a", "\0"), bare, cached=False)
+        encode(examples("a", "\0"), bare)
     with pytest.raises(ValueError, match="text 8 has a character that is not valid Unicode"):
-        encode(examples("a", ("b", "\ud800")), VOCABULARY, cached=False)
+        encode(examples("a", ("b", "\ud800")), VOCABULARY)
 
 
 @pytest.mark.parametrize("text", ["", " \n\u2028", "\u200b", "\x00", "\ufeff\u00ad"])

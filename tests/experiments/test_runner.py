@@ -343,8 +343,7 @@ def test_a_wrong_option_fails_before_anything_is_trained(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
+def test_files_with_named_columns_are_a_task(tmp_path):
     for name, count in (("films", 60), ("dev", 8)):
         lines = [f"{('dull', 'fine')[row % 2]} film {row},{row % 2 + 3}" for row in range(count)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["review,stars", *lines]))

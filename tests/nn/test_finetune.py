@@ -199,7 +199,7 @@ def test_iterated_at_beta_one_all_queries_of_a_head_attend_alike(
     """Total variation between the weights of two queries, in layers 2 to 6."""
     loaded, vocabulary = load_pretrained(minilm), read_tokenizer(minilm)
     text = "The company said it will cut a tenth of its jobs as sales of older products fall."
-    ids = encode([Example(text, 0, 0)], vocabulary, cached=False).ids[0]
+    ids = encode([Example(text, 0, 0)], vocabulary).ids[0]
     model = replace_attention(loaded, HopfieldAttention, beta=beta, max_steps=max_steps)
     weights = np.array(model.attention_maps(model.embed(ids), np.ones(ids.shape, bool)))[1:, 0]
     apart = np.abs(weights[:, :, :, None] - weights[:, :, None]).sum(-1).mean((1, 2, 3)) / 2

@@ -59,7 +59,7 @@ def victim(model, params, vocabulary=VOCABULARY, **options):
 def batch_of(texts, labels):
     """The same texts, encoded as for training."""
     examples = [Example(*pair, row) for row, pair in enumerate(zip(texts, labels, strict=True))]
-    rows = encode(examples, VOCABULARY, max_length=24, cached=False)
+    rows = encode(examples, VOCABULARY, max_length=24)
     return Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, np.ones(len(texts)))))
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.benchmarks.cases.pretrained import folder
-from hopfax.data import reported_rows
+from hopfax.data import task_rows
 
 RATIOS = {"seconds": "≤ 120 (CPU)"}
 
@@ -25,7 +25,7 @@ def programs(data_dir: str | None, *, name: str) -> dict[str, float]:
         raise FileNotFoundError("the commands need data: set --data-dir")
     with tempfile.TemporaryDirectory() as place:
         texts = Path(place, "texts.txt")
-        rows = reported_rows("sst2", data_dir=data_dir)
+        rows = task_rows("sst2", "test", data_dir=data_dir)
         texts.write_text("\n".join(row.texts[0][0] for row in rows), encoding="utf-8")
         arguments = {
             "robustness": ["--dev", f"{data_dir}/glue_data/STS-B/dev.tsv", "--text", "sentence1",

@@ -8,7 +8,6 @@ import re
 import reprlib
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -16,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from hopfax.data.load import TaskData, tokenized
-from hopfax.data.raw import json_rows, numbered_lines, read_text
-from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
+from hopfax.data.load import TaskData, tokenize_splits
+from hopfax.data.raw import SkippedRow, by_column, json_rows, read_text, tab_cells
+from hopfax.data.tasks import Example, Names, TaskSpec, check_integer
 from hopfax.data.tokenize import WordPiece, check_unicode, is_blank
+from hopfax.hub import local_path
 
 # Not "01" or "1_000", which are names.
 _NUMBER = re.compile(
@@ -37,7 +37,7 @@ def from_rows(
     validation: TextsAndLabels | None = None,
     test: TextsAndLabels | None = None,
     name: str = "own",
-    vocabulary: WordPiece | None = None,
+    vocabulary: str | os.PathLike | WordPiece | None = None,
     vocab_size: int = 8000,
     max_length: int = 128,
     train_size: int | None = None,
@@ -54,18 +54,15 @@ def from_rows(
             1000.
         test: Texts and labels to report; None holds out another tenth.
         name: Name of the task.
-        vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
-        vocab_size: Maximum number of tokens of a trained vocabulary, exceeded only to keep all
-            characters.
+        vocabulary: See `load_task`.
+        vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Maximum number of tokens of a row; longer rows are truncated, with a warning.
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
-        TypeError: If texts or labels are a string or a whole table, `validation` or `test` is not
-            two lists, or `vocabulary` is not a `WordPiece`.
-        ValueError: If a text is empty or not valid Unicode, all labels of a split are equal, label
-            types are mixed, the numbers of texts and labels differ, a label of `validation` or
-            `test` is not one of `labels`, or a score is not finite in float32.
+        TypeError: If an argument has another type, such as a whole table for `texts`.
+        ValueError: If a text is empty or not valid Unicode, or labels are missing, mixed, all
+            equal, not finite in float32, or not among those of the training rows.
 
     Example:
         >>> from hopfax.data import from_rows
@@ -75,9 +72,7 @@ def from_rows(
     """
     if train_size is not None:
         check_integer("train_size", train_size, 1)
-    texts, labels = _checked("training", (texts, labels))
-    classes = _classes(labels)
-    rows = _examples("training", texts, labels, classes)
+    rows, classes = _examples("training", (texts, labels), None)
     train = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
     size, splits = min(max(1, len(rows) // 10), 1000), []
     for split, split_rows in (("validation", validation), ("test", test)):
@@ -85,7 +80,7 @@ def from_rows(
             splits.append(train[:size])
             train = train[size:]
         else:
-            splits.append(_examples(split, *_checked(split, split_rows), classes))
+            splits.append(_examples(split, split_rows, classes)[0])
     if not (train := train[:train_size]):
         raise ValueError(f"{len(rows)} rows are too few to hold some out: pass validation and test")
     if missing := set(range(len(classes))) - {row.label for row in train}:
@@ -100,10 +95,9 @@ def from_rows(
         labels=classes,
         label_range=None if classes else (min(scores), max(scores)),
         metrics=("accuracy",) if classes else ("pearson", "spearman"),
-        join=stripped,
     )
     splits = train, *splits
-    return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+    return tokenize_splits(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
 def read_table(
@@ -123,8 +117,8 @@ def read_table(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file has another ending, another encoding or no rows, a column is missing
-            or occurs twice, a text is not a string, or a line is malformed.
+        ValueError: If the file has another ending, another encoding or no rows, or a line is
+            malformed.
 
     Example:
         >>> import pathlib, tempfile
@@ -134,14 +128,16 @@ def read_table(
         >>> read_table(path, text="review", label="stars")
         (['good, long', 'dull'], [4, 1])
     """
-    path = Path(os.path.expanduser(path))
+    path = local_path(path)
     ending = path.suffix.lower()
     if ending not in (".csv", ".tsv", ".jsonl"):
         raise ValueError(f"path must end in .csv, .tsv or .jsonl, got {path}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     texts, labels = [], []
-    for line, row in _rows(path, ending):
+    for line, row in json_rows(path) if ending == ".jsonl" else _table_rows(path, ending):
+        if isinstance(row, SkippedRow):
+            raise ValueError(f"{path}, line {line}: {row.args[1]}")
         for column in filter(None, (text, pair, label)):
             if column not in row:
                 names = ", ".join([*map(repr, list(row)[:20]), *(["..."] if len(row) > 20 else [])])
@@ -162,23 +158,16 @@ def read_table(
     return texts, labels
 
 
-def _rows(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields line numbers and rows by column."""
-    if ending == ".jsonl":
-        yield from json_rows(path)
-        return
-    separator, lines = ("," if ending == ".csv" else "\t"), numbered_lines(path)
-    tabbed = ((line, content.split("\t")) for line, content in lines if content)
-    rows = iter(_csv_rows(path)) if ending == ".csv" else tabbed
-    line, header = next(rows, (1, []))
-    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
-        raise ValueError(f"{path}, line {line}: column names must differ, got {twice[0]!r} twice")
+def _table_rows(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
+    """Returns line numbers and rows by column; lines may be blank."""
+    separator = "," if ending == ".csv" else "\t"
+    rows = (
+        _csv_rows(path) if ending == ".csv" else [row for row in tab_cells(path) if row[1] != [""]]
+    )
+    line, header = rows[0] if rows else (1, [])
     if len(header) == 1 and (other := re.search(f"(?!{separator})[,;|\t]", header[0])):
         raise ValueError(f"{path}, line {line}: separator must be {separator!r}, got {other[0]!r}")
-    for line, cells in rows:
-        if (count := len(cells)) != len(header):
-            raise ValueError(f"{path}, line {line}: expected {len(header)} columns, got {count}")
-        yield line, dict(zip(header, cells, strict=True))
+    return by_column(path, rows)
 
 
 def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
@@ -200,7 +189,41 @@ def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
     return rows
 
 
-def _listed(name: str, values: Any) -> Sequence[Any]:
+def _examples(
+    split: str, rows: TextsAndLabels, classes: Names | None
+) -> tuple[list[Example], Names]:
+    """Returns examples and the names of their classes, which None takes from the labels."""
+    try:
+        texts, labels = rows
+    except (TypeError, ValueError):
+        raise TypeError(f"{split}: expected (texts, labels), got {reprlib.repr(rows)}") from None
+    texts, labels = _to_list(f"{split}: texts", texts), _to_list(f"{split}: labels", labels)
+    if len(texts) != len(labels):
+        raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
+    classes = _classes(labels) if classes is None else classes
+    examples, numbers = [], {name: number for number, name in enumerate(classes)}
+    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        where = f"{split}, row {number}"
+        parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)
+        strings = all(isinstance(part, str) and not is_blank(part) for part in parts)
+        if not strings or len(parts) not in (1, 2):
+            allowed = "a string or a pair of strings, none empty"
+            raise ValueError(f"{where}: text must be {allowed}, got {reprlib.repr(text)}")
+        check_unicode(where, parts)
+        if classes and str(label) not in numbers:
+            raise ValueError(f"{where}: label {label!r} is not one of {', '.join(classes)}")
+        if not (classes or (isinstance(label, Real) and abs(label) <= _LARGEST)):  # pyright: ignore
+            raise ValueError(f"{where}: score must be finite in float32, got {reprlib.repr(label)}")
+        value = numbers[str(label)] if classes else float(label)
+        examples.append(Example(parts, value, number))
+    few = len({example.label for example in examples}) < 2
+    if few and (split == "training" or len(examples) > 1):
+        got = reprlib.repr(labels)
+        raise ValueError(f"{split}: labels must have two or more values, got {got}")
+    return examples, classes
+
+
+def _to_list(name: str, values: Any) -> Sequence[Any]:
     """Values of a list, or of an array or a table's column as plain Python values."""
     values = getattr(values, "tolist", getattr(values, "to_list", lambda: values))()
     if isinstance(values, str) or not isinstance(values, Sequence):
@@ -209,50 +232,10 @@ def _listed(name: str, values: Any) -> Sequence[Any]:
     return values
 
 
-def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
+def _classes(labels: Sequence[Any]) -> Names:
     """Names of the classes in order; empty for scores."""
     if not any(all(isinstance(label, kind) for label in labels) for kind in (str, Real)):
         raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
-    if len(set(labels)) < 2:
-        raise ValueError(f"labels must have two or more values, got {reprlib.repr(labels)}")
     if not all(isinstance(label, str | Integral) for label in labels):
         return ()
     return tuple(map(str, sorted(set(labels))))
-
-
-def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
-    """Returns texts and labels as lists, as many of one as of the other."""
-    try:
-        texts, labels = rows
-    except (TypeError, ValueError):
-        raise TypeError(f"{split}: expected (texts, labels), got {reprlib.repr(rows)}") from None
-    texts, labels = _listed(f"{split}: texts", texts), _listed(f"{split}: labels", labels)
-    if len(texts) != len(labels):
-        raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
-    return texts, labels
-
-
-def _examples(
-    split: str, texts: Sequence[Any], labels: Sequence[Any], classes: tuple[str, ...]
-) -> list[Example]:
-    examples, numbers = [], {name: number for number, name in enumerate(classes)}
-    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)
-        strings = all(isinstance(part, str) and not is_blank(part) for part in parts)
-        if not strings or len(parts) not in (1, 2):
-            raise ValueError(
-                f"{split}, row {number}: text must be a string or a pair of strings, none empty, "
-                f"got {reprlib.repr(text)}"
-            )
-        check_unicode(f"{split}, row {number}", parts)
-        if classes and str(label) not in numbers:
-            allowed = ", ".join(classes)
-            raise ValueError(f"{split}, row {number}: label {label!r} is not one of {allowed}")
-        if not (classes or (isinstance(label, Real) and abs(label) <= _LARGEST)):  # pyright: ignore
-            got = reprlib.repr(label)
-            raise ValueError(f"{split}, row {number}: score must be finite in float32, got {got}")
-        value = numbers[str(label)] if classes else float(label)
-        examples.append(Example(parts, value, number))
-    if len(examples) > 1 and len({example.label for example in examples}) < 2:
-        raise ValueError(f"{split}: all {len(examples)} labels are {labels[0]!r}")
-    return examples
