@@ -419,7 +419,7 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
     # Each padded length is a program of its own: few rows do not repay its compilation.
     shorter = (16, 32, 64) if len(rows) > _ROWS and not cell.spec.stores_padding else ()
     edges = (*(edge for edge in shorter if edge < most), most)
-    sets = bucketed(encoded, boundaries=edges, pad_id=cell.data.pad_id)
+    sets = bucketed(encoded, boundaries=edges, pad_id=cell.data.vocabulary.pad_id)
     places = np.asarray(list(seeds))
     params = jax.tree.map(lambda leaf: leaf[places], cell.params)
     return predict(cell.predictor, params, sets, batch_size=_ROWS)

@@ -24,10 +24,9 @@ from hopfax.data import (
     WordPiece,
     bucket_boundaries,
     bucketed,
-    encode,
     read_tokenizer,
 )
-from hopfax.data.tokenize import is_blank, text_tokenizer, warn_truncated
+from hopfax.data.tokenize import encode_splits, is_blank, text_tokenizer
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
 from hopfax.hub import local_path, model_folder, read_json
 from hopfax.nn import (
@@ -390,6 +389,4 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if any(is_blank(part) for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-    encoded = encode(rows, vocabulary, max_length=max_length)
-    warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
-    return encoded
+    return encode_splits([rows], vocabulary, max_length, stacklevel=3)[0]

@@ -37,6 +37,5 @@ from hopfax.data.tasks import TaskSpec as TaskSpec
 from hopfax.data.tasks import task as task
 from hopfax.data.tokenize import WordPiece as WordPiece
 from hopfax.data.tokenize import encode as encode
-from hopfax.data.tokenize import read_vocabulary as read_vocabulary
 from hopfax.data.tokenizer_files import read_tokenizer as read_tokenizer
 from hopfax.data.vocabulary import train_vocabulary as train_vocabulary

@@ -35,8 +35,7 @@ def read_evaluation_set(
         trained: The model's training task; default: the set's own task.
 
     Raises:
-        ValueError: If the set is unknown, its labels are not those of the trained task,
-            or a row is malformed.
+        ValueError: If the set is unknown or not one for the trained task, or a row is malformed.
         FileNotFoundError: If the file is missing.
 
     Warns:

@@ -94,10 +94,11 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
 def _checksums(spec: TaskSpec, raw_dir: str | os.PathLike | None) -> dict[str, str]:
     """SHA-256 of the raw files that exist, by split."""
     checksums = {}
-    for split in spec.files if raw_dir is not None else ():
+    for split in spec.files:
         with contextlib.suppress(FileNotFoundError):
-            content = raw_file(spec, raw_dir, split).read_bytes()
-            checksums[split] = hashlib.sha256(content).hexdigest()
+            if raw_dir is not None:
+                content = raw_file(spec, raw_dir, split).read_bytes()
+                checksums[split] = hashlib.sha256(content).hexdigest()
     return checksums
 
 

@@ -3,7 +3,6 @@
 import os
 import zlib
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
 from hopfax.data.tasks import Example, TaskSpec, check_integer, named, task
-from hopfax.data.tokenize import WordPiece, encode, read_vocabulary, warn_truncated
+from hopfax.data.tokenize import WordPiece, encode_splits, read_vocabulary
 from hopfax.data.vocabulary import train_vocabulary
 from hopfax.hub import local_path
 
@@ -25,9 +24,9 @@ class TaskData(NamedTuple):
     Attributes:
         spec: The task.
         train: Training rows.
-        validation: Rows for early stopping. For raw sets, they are held out from the train file.
-        test: Rows to report. For raw sets, they are the official dev file (``"validation"`` in
-            `read_split`), since the labels of the official test file are hidden.
+        validation: Rows for early stopping; of raw sets, held out from the train file.
+        test: Rows to report; of raw sets, the official dev file (``"validation"`` in `read_split`),
+            since the labels of the official test file are hidden.
         vocabulary: Tokens and their ids.
     """
 
@@ -43,16 +42,6 @@ class TaskData(NamedTuple):
         # Copies of the official files differ by a few damaged or repeated rows.
         num_rows = len(self.train.labels) + len(self.validation.labels)
         return num_rows < 0.99 * (self.spec.train_rows or 0)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return self.vocabulary.size
-
-    @property
-    def pad_id(self) -> int:
-        """Id of the padding token."""
-        return self.vocabulary.pad_id
 
 
 def load_task(
@@ -116,9 +105,7 @@ def tokenize_splits(
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
     elif not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
-    encoded = [encode(rows, vocabulary, max_length=max_length) for rows in splits]
-    examples, lengths = list(chain(*splits)), np.concatenate([each.lengths for each in encoded])
-    warn_truncated(examples, lengths, vocabulary, max_length=max_length, stacklevel=3)
+    encoded = encode_splits(splits, vocabulary, max_length, stacklevel=3)
     return TaskData(spec, *encoded, vocabulary=vocabulary)
 
 

@@ -1,5 +1,6 @@
 """Reads the tokenizer of a Hugging Face folder."""
 
+import functools
 import json
 import os
 import warnings
@@ -172,13 +173,9 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
             ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=prefix
         )
     # RoBERTa's mask token includes the space before it.
-    tokenizer.add_special_tokens(
-        [
-            tokenizers.AddedToken(token, lstrip=token == "<mask>", normalized=False)
-            for token in _BYTE_LEVEL_SPECIAL
-            if token in ids
-        ]
-    )
+    special = [token for token in _BYTE_LEVEL_SPECIAL if token in ids]
+    token = functools.partial(tokenizers.AddedToken, normalized=False)
+    tokenizer.add_special_tokens([token(each, lstrip=each == "<mask>") for each in special])
     return tokenizer
 
 

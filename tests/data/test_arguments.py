@@ -60,7 +60,7 @@ def test_integers_have_a_range(function, name):
         # Names of files, not home directories.
         (data.load_task, {"name": "sst2", "data_dir": "~none"}, "~none itself does not exist"),
         (data.read_table, {"path": "~none.csv"}, r"no file ~none\.csv"),
-        (data.read_vocabulary, {"path": "~none"}, "no vocabulary at ~none"),
+        (data.load_task, {"name": "sentiment", "vocabulary": "~none"}, "no vocabulary at ~none"),
         (data.read_wikitext2, {"data_dir": "~none"}, "no ~none/wikitext-2.*put wikitext-2"),
     ],
 )
