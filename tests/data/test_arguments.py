@@ -18,6 +18,7 @@ encode = partial(data.encode, ROWS, vocabulary=VOCABULARY)
 addition, parity = partial(data.modular_addition, 0), partial(data.sparse_parity, 0)
 words = partial(data.next_words, TEXTS, 0, num_tokens=2)
 trial = partial(data.read_evaluation_set, data_dir=".")
+raw = partial(data.read_split, data_dir="none")
 split = partial(data.synthetic_split, name="sentiment", split="train", size=1, seed=0)
 
 
@@ -56,6 +57,13 @@ def test_integers_have_a_range(function, name):
         (words, {"rows": dict.fromkeys(TEXTS, 30)}, r"rows\['train'\] .* from 1 to 22, got 30"),
         (split, {"name": "sst2"}, "unknown synthetic task"),
         (split, {"size": 0}, "from 1 to 100,000"),
+        (raw, {"spec": "sst2", "split": "train"}, r"no train file of SST-2.*glue_data.*gluebench"),
+        (raw, {"spec": "sentiment", "split": "train"}, "sentiment is synthetic"),
+        (
+            raw,
+            {"spec": "sst2", "split": "dev"},
+            "unknown split of SST-2 'dev': allowed: train, val",
+        ),
         (data.load_task, {"name": "sst2"}, "sst2 requires data_dir .* with SST-2"),
         # Names of files, not home directories.
         (data.load_task, {"name": "sst2", "data_dir": "~none"}, "~none itself does not exist"),
