@@ -28,6 +28,9 @@ def read_evaluation_set(
 ) -> list[Example]:
     """Returns the rows of an evaluation set, labeled with class numbers of a training task.
 
+    Rows of PAWS-X without a translation, marked `NS`, are dropped with a warning (see
+    github.com/google-research-datasets/paws/issues/15).
+
     Args:
         name: A key of `EVALUATION_SETS`.
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
@@ -37,10 +40,6 @@ def read_evaluation_set(
     Raises:
         ValueError: If the set is unknown or not one for the trained task, or a row is malformed.
         FileNotFoundError: If the file is missing.
-
-    Warns:
-        UserWarning: If rows marked `NS` were dropped (PAWS-X has them for untranslated sentences,
-            see github.com/google-research-datasets/paws/issues/15).
 
     Example:
         >>> import json, pathlib, tempfile

@@ -143,8 +143,8 @@ def _read(
         return synthetic_split(spec.name, split, size=size or _SYNTHETIC_SIZES[split], seed=0)
     if data_dir is None:
         raise ValueError(
-            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.title}, glue_data "
-            "or superglue. The synthetic tasks sentiment, entailment and paraphrase need no files"
+            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.title}, glue_data or "
+            "superglue; only sentiment, entailment and paraphrase need no files"
         )
     built = local_path(data_dir) / "hopfax_tasks" / spec.name
     if next(built.glob("*/dataset_info.json"), None):  # a failed build leaves an empty folder

@@ -50,6 +50,8 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
     r"""Returns one raw split as examples, in file order.
 
+    Rows without a gold label, and a few damaged rows of QQP, are dropped with a warning.
+
     Args:
         spec: A task with files, or its name: a key of `hopfax.data.TASKS`.
         data_dir: Folder that contains the task's folder, or `glue_data` and `superglue`.
@@ -60,9 +62,6 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
         FileNotFoundError: If the folder or the file is missing.
         ValueError: If the task or split is unknown, or a row has a wrong number of columns, an
             unknown label or an empty text.
-
-    Warns:
-        UserWarning: If rows without a gold label or damaged rows were dropped.
 
     Example:
         >>> import pathlib, tempfile

@@ -61,10 +61,8 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
     if path.is_dir():
         path = path / "vocab.txt"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"no vocabulary at {path}: pass a vocab.txt (bert-base-uncased has one of 30,522 "
-            "lines), or None to train one on the training texts"
-        )
+        hint = "pass a vocab.txt, or None to train one on the training texts"
+        raise FileNotFoundError(f"no vocabulary at {path}: {hint}")
     tokens = [token for _, token in numbered_lines(path)]
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
@@ -81,18 +79,15 @@ def encode(examples: Sequence[Example], vocabulary: WordPiece, *, max_length: in
     """Tokenizes examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
     Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
-    `max_length` tokens are truncated at the end; in a pair, the longer text first.
+    `max_length` tokens are truncated at the end; in a pair, the longer text first. Arrays are
+    padded to the longest row.
 
     Args:
         examples: One or more rows, all with the same number of choices.
         vocabulary: Tokens and their ids.
         max_length: Longest row in tokens, including special tokens; at least 5.
 
-    Returns:
-        The arrays, padded to the longest row.
-
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If there are no examples, the numbers of choices differ, a text is not valid
             Unicode or has no tokens, special tokens included, or `max_length` is below 5.
 

@@ -67,16 +67,12 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     formats = (row for row in _FORMATS if all((folder / name).is_file() for name in row[0]))
     names, read, families = next(formats, ((), None, ()))
     if read is None:
-        raise FileNotFoundError(
-            f"no tokenizer in {folder}: it has no tokenizer.json, no vocab.txt, and not both "
-            "vocab.json and merges.txt"
-        )
+        missing = "no tokenizer.json, no vocab.txt, and not both vocab.json and merges.txt"
+        raise FileNotFoundError(f"{folder} has {missing}")
     files, family = " and ".join(names), config.get("model_type")
     if family and families and family not in families:
-        raise ValueError(
-            f"{folder} requires a tokenizer.json: {files} can be read for {', '.join(families)}, "
-            f"got {family}"
-        )
+        allowed = f"{files} can be read for {', '.join(families)}, got {family}"
+        raise ValueError(f"{folder} requires a tokenizer.json: {allowed}")
     try:
         tokenizer = read(folder, settings)
     except (KeyboardInterrupt, SystemExit, ModuleNotFoundError, ValueError):

@@ -58,6 +58,11 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
         (BERT_FILES, CASED | {"strip_accents": True}, "A é", "[CLS] A e [SEP]"),
         (BERT_FILES, {"tokenize_chinese_chars": False}, "a a那", "[CLS] a [UNK] [SEP]"),
         (byte_level(GPT2), {"add_prefix_space": False}, "b", "b"),
+        (byte_level(GPT2), {}, "ab b é", "ab Ġb Ġ Ã ©"),
+        (byte_level(GPT2), {}, ("a", " b"), "a Ġb"),
+        (byte_level(ROBERTA), {}, "ab é", "<s> ab Ġ Ã © </s>"),
+        (byte_level(ROBERTA), {}, ("a", "b"), "<s> a </s> </s> b </s>"),
+        (byte_level(ROBERTA), {"add_prefix_space": True}, "ab", "<s> Ġa b </s>"),
         (byte_level(GPT2), {"add_prefix_space": True}, "b", "Ġb"),
     ],
 )
@@ -101,24 +106,15 @@ def test_additional_special_tokens_are_read_in_a_text(tmp_path, listed):
     assert tokens == [f"[CLS] [E1] film {'[UNK] ' * 3}[SEP]"]
 
 
-def test_byte_level_tokens_of_roberta(tmp_path):
+def test_special_tokens_and_truncation(tmp_path):
     write(tmp_path, **byte_level(ROBERTA))
     vocabulary = read_tokenizer(tmp_path)
     assert (vocabulary.pad_token, vocabulary.pad_id, vocabulary.sep_id) == ("<pad>", 1, 2)
-    one, pair = tokens_of(vocabulary, "ab é", ("a", "b"))
-    assert (one, pair) == ("<s> ab Ġ Ã © </s>", "<s> a </s> </s> b </s>")
     cut = tokens_of(vocabulary, ("a a a a", "b"), max_length=7)
     assert cut == ["<s> a Ġa </s> </s> b </s>"]
-    write(tmp_path, tokenizer_config_json={"add_prefix_space": True})
-    assert tokens_of(read_tokenizer(tmp_path), "ab") == ["<s> Ġa b </s>"]
-
-
-def test_byte_level_tokens_of_gpt2(tmp_path):
     write(tmp_path, **byte_level(GPT2))
     vocabulary = read_tokenizer(tmp_path)
     assert (vocabulary.pad_token, vocabulary.sep_id) == ("<|endoftext|>", None)
-    assert tokens_of(vocabulary, "ab b é") == ["ab Ġb Ġ Ã ©"]
-    assert tokens_of(vocabulary, ("a", " b")) == ["a Ġb"]
 
 
 def test_the_published_files_of_gpt2(shared, tmp_path):
