@@ -56,11 +56,9 @@ def read_evaluation_set(
     # GLUE tasks list labels of other names in the same order.
     fits = same if trained.suite == "own" else len(trained.labels) == len(labels)
     if trained.name not in spec.tasks or not fits:
-        raise ValueError(
-            f"{spec.title} tests models of {' or '.join(spec.tasks)} with labels "
-            f"{', '.join(labels)}; the model was trained on {trained.name} with "
-            f"{', '.join(trained.labels) or 'scores'}"
-        )
+        expected = f"{' or '.join(spec.tasks)} with labels {', '.join(labels)}"
+        got = f"{trained.name} with {', '.join(trained.labels) or 'scores'}"
+        raise ValueError(f"{spec.title} tests models of {expected}; the model was trained on {got}")
     classes = list(map(trained.labels.index, labels if same else trained.labels))
     rows = read_rows(spec, data_dir, "test")
     return [row._replace(label=classes[int(row.label)]) for _, row in rows]

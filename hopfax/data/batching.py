@@ -56,18 +56,15 @@ def evenly_spaced(rows: Any, count: int | None) -> Any:
 def bucket_boundaries(
     lengths: np.ndarray, *, max_buckets: int = 4, multiple: int = 8, max_length: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the padded lengths that minimize the number of padding tokens.
+    """Returns the increasing padded lengths that minimize the number of padding tokens.
 
-    Every boundary is a shape to compile, so use few.
+    Every boundary is a shape to compile, so use few. The last is at least the longest row.
 
     Args:
         lengths: `(examples,)` or `(examples, choices)` numbers of real tokens.
         max_buckets: Maximum number of boundaries, >= 1.
         multiple: Boundaries are multiples of this number, >= 1.
         max_length: Longest input of the model; boundaries are not rounded up beyond it.
-
-    Returns:
-        Increasing boundaries; the last is at least the longest row.
 
     Example:
         >>> import numpy as np
@@ -101,16 +98,15 @@ def bucket_boundaries(
 def bucketed(
     encoded: Encoded, *, boundaries: Sequence[int] = (16, 32, 64, 128), pad_id: int = 0
 ) -> list[Bucket]:
-    """Groups rows into buckets of one padded length each; a bucket keeps the order of its rows.
+    """Groups rows into nonempty buckets of one padded length each, shortest first.
+
+    Every row is in exactly one bucket, which keeps the order of its rows.
 
     Args:
         encoded: The rows.
         boundaries: Padded lengths, increasing. A row is in the first bucket that fits its longest
             choice.
         pad_id: Id of the padding token.
-
-    Returns:
-        The nonempty buckets, shortest first; every row is in exactly one.
 
     Raises:
         ValueError: If the boundaries do not increase, or a row is longer than the last.

@@ -145,9 +145,8 @@ def build(
 
 
 def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTasks:
-    return HopfaxTasks(
-        config=name, data_dir=local_path(tfds_dir), file_format="array_record", **kwargs
-    )
+    kwargs |= {"data_dir": local_path(tfds_dir), "file_format": "array_record"}
+    return HopfaxTasks(config=name, **kwargs)
 
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:

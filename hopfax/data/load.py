@@ -161,10 +161,8 @@ def _hold_out(
     num_held = min(max(1, round(0.1 * len(rows))), 1000)
     num_left = len(rows) - num_held
     if train_size is not None and train_size > num_left:
-        raise ValueError(
-            f"train_size must be at most {num_left} ({name} has {len(rows)} rows, of which "
-            f"{num_held} are held out for validation), got {train_size}"
-        )
+        held_out = f"{name} has {len(rows)} rows, of which {num_held} are held out for validation"
+        raise ValueError(f"train_size must be at most {num_left} ({held_out}), got {train_size}")
     order = np.random.default_rng([0, zlib.crc32(name.encode())]).permutation(len(rows))
     chosen = order[num_held:][:train_size]
     return [rows[i] for i in sorted(chosen)], [rows[i] for i in sorted(order[:num_held])]

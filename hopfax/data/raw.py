@@ -81,7 +81,11 @@ def read_rows(
     """Returns the text columns and examples of `read_split`."""
     path, unit = raw_file(spec, data_dir, split), "line"
     if spec.section:
-        unit, rows = f"{spec.section} row", enumerate(_section(path, spec.section), start=1)
+        unit, rows = f"{spec.section} row", read_json(path).get(spec.section)
+        if not isinstance(rows, list):
+            got = type(rows).__name__
+            raise ValueError(f"{path}: {spec.section!r} must be a list of rows, got {got}")
+        rows = enumerate(rows, start=1)
     elif path.suffix == ".jsonl":
         rows = json_rows(path)
     else:
@@ -159,12 +163,6 @@ def by_column(
         else:
             expected = f"expected {len(header)} columns, got {len(cells)}"
             yield number, SkippedRow(_DAMAGED, expected)
-
-
-def _section(path: Path, name: str) -> list[Any]:
-    if not isinstance(rows := read_json(path).get(name), list):
-        raise ValueError(f"{path}: {name!r} must be a list of rows, got {type(rows).__name__}")
-    return rows
 
 
 def _parse(spec: TaskSpec, row: Any, index: int) -> tuple[dict[str, str], Example]:
