@@ -32,7 +32,7 @@ from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
 from experiments.rundir import LOCK, identifier, locked, plain, write_whole
 from hopfax import hopfield, nn
-from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
+from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, to_buckets
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.nn.memory import denoised
 from hopfax.train.checkpoint import Checkpoints
@@ -325,4 +325,4 @@ def buckets(
         most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     edges = bucket_boundaries(known, max_buckets=most, multiple=multiple, max_length=max_length)
     edges = [max_length] if one_length else sorted({*edges, max_length})
-    return [bucketed(split, boundaries=edges, pad_id=data.vocabulary.pad_id) for split in splits]
+    return [to_buckets(split, boundaries=edges, pad_id=data.vocabulary.pad_id) for split in splits]

@@ -23,8 +23,8 @@ from hopfax.data import (
     Example,
     WordPiece,
     bucket_boundaries,
-    bucketed,
     read_tokenizer,
+    to_buckets,
 )
 from hopfax.data.tokenize import encode_splits, is_blank, text_tokenizer
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
@@ -171,7 +171,7 @@ class Classifier:
         edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
         if self.model.apply(self.params, method=lambda net: net.stores_padding):
             edges = (longest,)
-        buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
+        buckets = to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
         logits = predict(self._predictor, stacked, buckets, noise=noise).logits[0]
         if len(wrong := np.flatnonzero(~np.isfinite(logits).all(axis=1))):

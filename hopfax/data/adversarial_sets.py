@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopfax.data.raw import read_rows
-from hopfax.data.tasks import Example, TaskSpec, named, task
+from hopfax.data.tasks import Example, TaskSpec, look_up, task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ def read_evaluation_set(
         >>> read_evaluation_set("adv-sst2", folder)
         [Example(texts=(('a fi1m',),), label=1, index=0)]
     """
-    spec = named("evaluation set", name, EVALUATION_SETS)
+    spec = look_up("evaluation set", name, EVALUATION_SETS)
     labels, trained = task(spec.tasks[0]).labels, task(trained or spec.tasks[0])
     same = set(trained.labels) == set(labels)
     # GLUE tasks list labels of other names in the same order.

@@ -95,7 +95,7 @@ def bucket_boundaries(
     return best(0, max_buckets)[1]
 
 
-def bucketed(
+def to_buckets(
     encoded: Encoded, *, boundaries: Sequence[int] = (16, 32, 64, 128), pad_id: int = 0
 ) -> list[Bucket]:
     """Groups rows into nonempty buckets of one padded length each, shortest first.
@@ -113,10 +113,10 @@ def bucketed(
 
     Example:
         >>> import numpy as np
-        >>> from hopfax.data import Encoded, bucketed
+        >>> from hopfax.data import Encoded, to_buckets
         >>> ids, lengths = np.ones((2, 1, 20), int), np.array([[3], [20]])
         >>> rows = Encoded(ids, lengths, np.zeros(2, int), np.arange(2))
-        >>> [bucket.ids.shape for bucket in bucketed(rows)]
+        >>> [bucket.ids.shape for bucket in to_buckets(rows)]
         [(1, 1, 16), (1, 1, 32)]
     """
     if list(boundaries) != sorted(set(boundaries)):

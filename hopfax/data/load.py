@@ -10,7 +10,7 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
-from hopfax.data.tasks import Example, TaskSpec, check_integer, named, task
+from hopfax.data.tasks import Example, TaskSpec, check_integer, look_up, task
 from hopfax.data.tokenize import WordPiece, encode_splits, read_vocabulary
 from hopfax.data.vocabulary import train_vocabulary
 from hopfax.hub import local_path
@@ -132,7 +132,7 @@ def task_rows(name: str, split: str, *, data_dir: str | os.PathLike | None = Non
         splits = {"train": ("train", "validation"), "test": ("test",)}
     else:
         splits = {"train": ("train",), "test": ("validation",)}
-    return [row for part in named("split", split, splits) for row in _read(spec, data_dir, part)]
+    return [row for part in look_up("split", split, splits) for row in _read(spec, data_dir, part)]
 
 
 def _read(

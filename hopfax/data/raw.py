@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hopfax.data.tasks import Example, TaskSpec, named, task
+from hopfax.data.tasks import Example, TaskSpec, look_up, task
 from hopfax.hub import local_path, read_json
 
 # Possible folders of a suite's files, and where to get them.
@@ -34,7 +34,7 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
     """Returns the file of a split, in `data_dir` or in its folder of the suite."""
     if spec.suite == "synthetic":
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
-    file = named(f"split of {spec.title}", split, spec.files)
+    file = look_up(f"split of {spec.title}", split, spec.files)
     (folders, source), root = _SUITES[spec.suite], local_path(data_dir)
     paths = [root / folder / file for folder in (".", *folders.split())]
     for path in paths:

@@ -193,13 +193,13 @@ def _pad_token(
 ) -> str:
     """The padding token: by name, by id, by convention, or the end-of-text token."""
 
-    def named(role: str) -> Any:
+    def token_of(role: str) -> Any:
         value, number = settings.get(role), config.get(f"{role}_id")
         if value is None and isinstance(number, int) and 0 <= number < len(tokens):
             return tokens[number]
         return _content(value)
 
-    for token in (named("pad_token"), "[PAD]", "<pad>", named("eos_token"), "<|endoftext|>"):
+    for token in (token_of("pad_token"), "[PAD]", "<pad>", token_of("eos_token"), "<|endoftext|>"):
         if token and token in tokens:
             return token
     raise ValueError(f"{folder} has no padding token: set pad_token in special_tokens_map.json")

@@ -10,10 +10,10 @@ VOCABULARY = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"))
 ROWS = [Example("a", 0, 0), Example("a", 1, 1)]
 CHOICES = [ROWS[0], Example((("a",), ("a",)), 0, 8)]
 ENCODED = Encoded(np.ones((2, 1, 3)), np.array([[3], [2]]), np.zeros(2), np.arange(2))
-(BUCKET,) = data.bucketed(ENCODED)
+(BUCKET,) = data.to_buckets(ENCODED)
 TEXTS = dict.fromkeys(("train", "validation", "test"), ["a b c d"] * 9)
 batches = partial(data.eval_batches, BUCKET)
-bucketed = partial(data.bucketed, ENCODED)
+to_buckets = partial(data.to_buckets, ENCODED)
 encode = partial(data.encode, ROWS, vocabulary=VOCABULARY)
 addition, parity = partial(data.modular_addition, 0), partial(data.sparse_parity, 0)
 words = partial(data.next_words, TEXTS, 0, num_tokens=2)
@@ -48,8 +48,8 @@ def test_integers_have_a_range(function, name):
         (addition, {"modulus": 5}, "2400 distinct texts, only 25 exist"),
         (parity, {"num_bits": 3, "num_relevant": 4}, "from 1 to 3, got 4"),
         (parity, {"noise": 0.5}, r"noise must be in \[0, 0\.5\), got 0\.5"),
-        (bucketed, {"boundaries": (8, 8)}, r"boundaries must .* got \(8, 8\)"),
-        (bucketed, {"boundaries": (1, 2)}, "row 0 has 3 tokens, the last boundary is 2"),
+        (to_buckets, {"boundaries": (8, 8)}, r"boundaries must .* got \(8, 8\)"),
+        (to_buckets, {"boundaries": (1, 2)}, "row 0 has 3 tokens, the last boundary is 2"),
         (data.encode, {"examples": [], "vocabulary": VOCABULARY}, "examples must not be empty"),
         (data.encode, {"examples": CHOICES, "vocabulary": VOCABULARY}, "1, but .* index 8 has 2"),
         (data.train_vocabulary, {"texts": "the film"}, "texts must be several strings, got one"),
