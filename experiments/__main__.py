@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rundir import read_config
-from hopfax.data.tasks import named
+from hopfax.data.tasks import look_up
 from hopfax.train import interrupt
 
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`, or
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         return OK
     name, modules = arguments[0], {**experiments, **COMMANDS}
     try:
-        module = named("experiment", name, modules)
+        module = look_up("experiment", name, modules)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE

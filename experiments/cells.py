@@ -32,7 +32,7 @@ from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
 from experiments.rundir import LOCK, identifier, locked, plain, write_whole
 from hopfax import hopfield, nn
-from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
+from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, to_buckets
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.nn.memory import denoised
 from hopfax.train.checkpoint import Checkpoints
@@ -144,7 +144,7 @@ def train(
         hopfax.train.loop.DivergedError: Training diverged.
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
-    sizes = {"vocab_size": data.vocab_size, **plain(spec.sizes)}
+    sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
     built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if partial.exists() or not folder.exists():
@@ -174,7 +174,7 @@ def with_loud_tokens(cell: Cell) -> Cell:
     with token frequencies of the training rows. The LayerNorm after the embeddings undoes most of
     it, so the score without noise stays, but the same noise per text harms these tokens less.
     """
-    train, size = cell.data.train, cell.data.vocab_size
+    train, size = cell.data.train, cell.data.vocabulary.size
     real = np.arange(train.ids.shape[-1]) < train.lengths[..., None]
     counts = np.stack([
         np.bincount(train.ids[real & (train.labels == label)[:, None, None]], minlength=size) + 5
@@ -189,7 +189,7 @@ def log_prior(data: TaskData) -> np.ndarray:
     """Returns the log frequency of each token in the training texts, up to a constant."""
     ids, lengths = data.train.ids, data.train.lengths
     real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
-    return np.log(np.bincount(real, minlength=data.vocab_size) + UNSEEN).astype(np.float32)
+    return np.log(np.bincount(real, minlength=data.vocabulary.size) + UNSEEN).astype(np.float32)
 
 
 def capacity(cell: Cell) -> float:
@@ -325,4 +325,4 @@ def buckets(
         most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     edges = bucket_boundaries(known, max_buckets=most, multiple=multiple, max_length=max_length)
     edges = [max_length] if one_length else sorted({*edges, max_length})
-    return [bucketed(split, boundaries=edges, pad_id=data.pad_id) for split in splits]
+    return [to_buckets(split, boundaries=edges, pad_id=data.vocabulary.pad_id) for split in splits]

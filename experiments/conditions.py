@@ -26,11 +26,11 @@ from hopfax.data import (
     EVALUATION_SETS,
     Encoded,
     Example,
-    bucketed,
     encode,
     evenly_spaced,
     read_evaluation_set,
     task_rows,
+    to_buckets,
 )
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
@@ -419,7 +419,7 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
     # Each padded length is a program of its own: few rows do not repay its compilation.
     shorter = (16, 32, 64) if len(rows) > _ROWS and not cell.spec.stores_padding else ()
     edges = (*(edge for edge in shorter if edge < most), most)
-    sets = bucketed(encoded, boundaries=edges, pad_id=cell.data.pad_id)
+    sets = to_buckets(encoded, boundaries=edges, pad_id=cell.data.vocabulary.pad_id)
     places = np.asarray(list(seeds))
     params = jax.tree.map(lambda leaf: leaf[places], cell.params)
     return predict(cell.predictor, params, sets, batch_size=_ROWS)

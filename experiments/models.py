@@ -217,11 +217,11 @@ def variant(name: str, **flags: Any) -> Variant:
         ValueError: There is no such model; the message lists the models. Or a pretrained encoder
             has no folder.
     """
-    from hopfax.data.tasks import named
+    from hopfax.data.tasks import look_up
 
     changed = None if name in VARIANTS else CHANGED.fullmatch(name)
     if not changed:
-        return with_flags(named("model", name, VARIANTS), **flags)
+        return with_flags(look_up("model", name, VARIANTS), **flags)
     base, size, parameter, number = changed.groups()
     found = variant(base, **flags)
     if size:

@@ -23,11 +23,10 @@ from hopfax.data import (
     Example,
     WordPiece,
     bucket_boundaries,
-    bucketed,
-    encode,
     read_tokenizer,
+    to_buckets,
 )
-from hopfax.data.tokenize import is_blank, text_tokenizer, warn_truncated
+from hopfax.data.tokenize import encode_splits, is_blank, text_tokenizer
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
 from hopfax.hub import local_path, model_folder, read_json
 from hopfax.nn import (
@@ -172,7 +171,7 @@ class Classifier:
         edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
         if self.model.apply(self.params, method=lambda net: net.stores_padding):
             edges = (longest,)
-        buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
+        buckets = to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
         logits = predict(self._predictor, stacked, buckets, noise=noise).logits[0]
         if len(wrong := np.flatnonzero(~np.isfinite(logits).all(axis=1))):
@@ -390,6 +389,4 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if any(is_blank(part) for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-    encoded = encode(rows, vocabulary, max_length=max_length)
-    warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
-    return encoded
+    return encode_splits([rows], vocabulary, max_length, stacklevel=3)[0]

@@ -25,11 +25,11 @@ from hopfax.data import (
     Encoded,
     WordPiece,
     bucket_boundaries,
-    bucketed,
     eval_batches,
     evenly_spaced,
     read_table,
     read_tokenizer,
+    to_buckets,
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer
 from hopfax.hub import local_path, model_folder, read_json
@@ -204,7 +204,7 @@ class TextEncoder:
         encoded = self.encode(texts)
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
         parts, order = [], []
-        for bucket in bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
+        for bucket in to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
             for batch, weights in eval_batches(bucket, batch_size=rows_per_call(bucket)):
                 inputs = batch.ids[:, 0], batch.lengths, batch.index
                 part = self.run(corruption, self.params, *inputs, np.float32(level))

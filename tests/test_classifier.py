@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hopfax.classifier import Classifier
-from hopfax.data import Example, bucketed, encode, read_tokenizer, train_vocabulary
+from hopfax.data import Example, encode, read_tokenizer, to_buckets, train_vocabulary
 from hopfax.data.tokenize import SPECIAL
 from hopfax.data.tokenizer_files import tokenizer_settings
 from hopfax.nn import Encoder, SoftmaxAttention, functional, robertha, tinybert, with_memory
@@ -91,7 +91,7 @@ def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
 def test_models_that_store_padding_read_texts_of_one_length():
     saved = classifier(robertha(VOCABULARY.size, 3, preset="released", num_layers=1, **SIZES))
     encoded = encode([Example(TEXTS[0], 0, 0)], VOCABULARY, max_length=48)
-    (row,) = bucketed(encoded, boundaries=(48,))
+    (row,) = to_buckets(encoded, boundaries=(48,))
     # Evaluation pads a batch on a CPU to eight rows.
     ids, lengths = (np.repeat(each, 8, axis=0) for each in (row.ids[:, 0], row.lengths))
     output = jax.jit(saved.model.apply)(saved.params, ids, np.arange(48) < lengths)

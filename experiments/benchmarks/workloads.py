@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hopfax.data import bucket_boundaries, bucketed, load_task
+from hopfax.data import bucket_boundaries, load_task, to_buckets
 from hopfax.data.batching import Bucket, Encoded
 from hopfax.fixed_point import Gradient
 from hopfax.nn import PRESETS, Encoder, Functional, Params, robertha
@@ -56,14 +56,14 @@ def buckets(data_dir: str | None, count: int | None = None) -> list[Bucket]:
     """The first rows, or all, in length buckets."""
     rows = sst2(data_dir)
     first = Encoded(*(part[:count] for part in rows))
-    return bucketed(first, boundaries=bucket_boundaries(rows.lengths))
+    return to_buckets(first, boundaries=bucket_boundaries(rows.lengths))
 
 
 def padded(data_dir: str | None, length: int = MAX_LENGTH) -> Bucket:
     """The rows of at most `length` tokens, padded to it."""
     rows = sst2(data_dir)
     fitting = Encoded(*(part[rows.lengths[:, 0] <= length] for part in rows))
-    return bucketed(fitting, boundaries=(length,))[0]
+    return to_buckets(fitting, boundaries=(length,))[0]
 
 
 def single_texts(bucket: Bucket, rows: Any = slice(None)) -> Texts:

@@ -149,7 +149,7 @@ def first(cell: Cell) -> Params:
 
 def vocabulary(cell: Cell, texts: Texts) -> tuple[np.ndarray, float]:
     """Returns the token vectors of the first seed, and the RMS norm of those of the texts."""
-    ids = jnp.arange(cell.data.vocab_size)[None]
+    ids = jnp.arange(cell.data.vocabulary.size)[None]
     table = np.asarray(cell.model.apply(first(cell), ids, method="embed_tokens")[0])
     return table, pipeline.rms_norm(table[np.concatenate(texts.ids)[np.concatenate(texts.masks)]])
 

@@ -40,7 +40,7 @@ from experiments.report import Page
 from experiments.runner import Trial
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax import hopfield
-from hopfax.data import Encoded, bucket_boundaries, bucketed
+from hopfax.data import Encoded, bucket_boundaries, to_buckets
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.stability import LevelWeights, gaussian_pair, level_weights
 from hopfax.train.state import seed_keys
@@ -196,7 +196,7 @@ def padded(chosen: Encoded, pad_id: int, lengths: int) -> list[Texts]:
     """The rows in groups of a few padded lengths."""
     edges = bucket_boundaries(chosen.lengths, max_buckets=lengths, max_length=chosen.ids.shape[-1])
     groups = []
-    for bucket in bucketed(chosen, boundaries=edges, pad_id=pad_id):
+    for bucket in to_buckets(chosen, boundaries=edges, pad_id=pad_id):
         mask = np.arange(bucket.ids.shape[-1]) < bucket.lengths[..., None]
         groups.append(Texts(*map(jnp.asarray, (bucket.ids, mask, bucket.index))))
     return groups

@@ -17,9 +17,9 @@ from hopfax.data.algorithmic import sparse_parity as sparse_parity
 from hopfax.data.batching import Bucket as Bucket
 from hopfax.data.batching import Encoded as Encoded
 from hopfax.data.batching import bucket_boundaries as bucket_boundaries
-from hopfax.data.batching import bucketed as bucketed
 from hopfax.data.batching import eval_batches as eval_batches
 from hopfax.data.batching import evenly_spaced as evenly_spaced
+from hopfax.data.batching import to_buckets as to_buckets
 from hopfax.data.language import LanguageData as LanguageData
 from hopfax.data.language import NextWords as NextWords
 from hopfax.data.language import next_words as next_words
@@ -37,6 +37,5 @@ from hopfax.data.tasks import TaskSpec as TaskSpec
 from hopfax.data.tasks import task as task
 from hopfax.data.tokenize import WordPiece as WordPiece
 from hopfax.data.tokenize import encode as encode
-from hopfax.data.tokenize import read_vocabulary as read_vocabulary
 from hopfax.data.tokenizer_files import read_tokenizer as read_tokenizer
 from hopfax.data.vocabulary import train_vocabulary as train_vocabulary

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopfax.data.raw import read_rows
-from hopfax.data.tasks import Example, TaskSpec, named, task
+from hopfax.data.tasks import Example, TaskSpec, look_up, task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,9 @@ def read_evaluation_set(
 ) -> list[Example]:
     """Returns the rows of an evaluation set, labeled with class numbers of a training task.
 
+    Rows of PAWS-X without a translation, marked `NS`, are dropped with a warning (see
+    github.com/google-research-datasets/paws/issues/15).
+
     Args:
         name: A key of `EVALUATION_SETS`.
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
@@ -35,13 +38,8 @@ def read_evaluation_set(
         trained: The model's training task; default: the set's own task.
 
     Raises:
-        ValueError: If the set is unknown, its labels are not those of the trained task,
-            or a row is malformed.
+        ValueError: If the set is unknown or not one for the trained task, or a row is malformed.
         FileNotFoundError: If the file is missing.
-
-    Warns:
-        UserWarning: If rows marked `NS` were dropped (PAWS-X has them for untranslated sentences,
-            see github.com/google-research-datasets/paws/issues/15).
 
     Example:
         >>> import json, pathlib, tempfile
@@ -52,17 +50,15 @@ def read_evaluation_set(
         >>> read_evaluation_set("adv-sst2", folder)
         [Example(texts=(('a fi1m',),), label=1, index=0)]
     """
-    spec = named("evaluation set", name, EVALUATION_SETS)
+    spec = look_up("evaluation set", name, EVALUATION_SETS)
     labels, trained = task(spec.tasks[0]).labels, task(trained or spec.tasks[0])
     same = set(trained.labels) == set(labels)
     # GLUE tasks list labels of other names in the same order.
     fits = same if trained.suite == "own" else len(trained.labels) == len(labels)
     if trained.name not in spec.tasks or not fits:
-        raise ValueError(
-            f"{spec.title} tests models of {' or '.join(spec.tasks)} with labels "
-            f"{', '.join(labels)}; the model was trained on {trained.name} with "
-            f"{', '.join(trained.labels) or 'scores'}"
-        )
+        expected = f"{' or '.join(spec.tasks)} with labels {', '.join(labels)}"
+        got = f"{trained.name} with {', '.join(trained.labels) or 'scores'}"
+        raise ValueError(f"{spec.title} tests models of {expected}; the model was trained on {got}")
     classes = list(map(trained.labels.index, labels if same else trained.labels))
     rows = read_rows(spec, data_dir, "test")
     return [row._replace(label=classes[int(row.label)]) for _, row in rows]

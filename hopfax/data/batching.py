@@ -56,18 +56,15 @@ def evenly_spaced(rows: Any, count: int | None) -> Any:
 def bucket_boundaries(
     lengths: np.ndarray, *, max_buckets: int = 4, multiple: int = 8, max_length: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the padded lengths that minimize the number of padding tokens.
+    """Returns the increasing padded lengths that minimize the number of padding tokens.
 
-    Every boundary is a shape to compile, so use few.
+    Every boundary is a shape to compile, so use few. The last is at least the longest row.
 
     Args:
         lengths: `(examples,)` or `(examples, choices)` numbers of real tokens.
         max_buckets: Maximum number of boundaries, >= 1.
         multiple: Boundaries are multiples of this number, >= 1.
         max_length: Longest input of the model; boundaries are not rounded up beyond it.
-
-    Returns:
-        Increasing boundaries; the last is at least the longest row.
 
     Example:
         >>> import numpy as np
@@ -98,10 +95,12 @@ def bucket_boundaries(
     return best(0, max_buckets)[1]
 
 
-def bucketed(
+def to_buckets(
     encoded: Encoded, *, boundaries: Sequence[int] = (16, 32, 64, 128), pad_id: int = 0
 ) -> list[Bucket]:
-    """Groups rows into buckets of one padded length each; a bucket keeps the order of its rows.
+    """Groups rows into nonempty buckets of one padded length each, shortest first.
+
+    Every row is in exactly one bucket, which keeps the order of its rows.
 
     Args:
         encoded: The rows.
@@ -109,18 +108,15 @@ def bucketed(
             choice.
         pad_id: Id of the padding token.
 
-    Returns:
-        The nonempty buckets, shortest first; every row is in exactly one.
-
     Raises:
         ValueError: If the boundaries do not increase, or a row is longer than the last.
 
     Example:
         >>> import numpy as np
-        >>> from hopfax.data import Encoded, bucketed
+        >>> from hopfax.data import Encoded, to_buckets
         >>> ids, lengths = np.ones((2, 1, 20), int), np.array([[3], [20]])
         >>> rows = Encoded(ids, lengths, np.zeros(2, int), np.arange(2))
-        >>> [bucket.ids.shape for bucket in bucketed(rows)]
+        >>> [bucket.ids.shape for bucket in to_buckets(rows)]
         [(1, 1, 16), (1, 1, 32)]
     """
     if list(boundaries) != sorted(set(boundaries)):

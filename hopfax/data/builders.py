@@ -94,10 +94,11 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
 def _checksums(spec: TaskSpec, raw_dir: str | os.PathLike | None) -> dict[str, str]:
     """SHA-256 of the raw files that exist, by split."""
     checksums = {}
-    for split in spec.files if raw_dir is not None else ():
+    for split in spec.files:
         with contextlib.suppress(FileNotFoundError):
-            content = raw_file(spec, raw_dir, split).read_bytes()
-            checksums[split] = hashlib.sha256(content).hexdigest()
+            if raw_dir is not None:
+                content = raw_file(spec, raw_dir, split).read_bytes()
+                checksums[split] = hashlib.sha256(content).hexdigest()
     return checksums
 
 
@@ -144,9 +145,8 @@ def build(
 
 
 def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTasks:
-    return HopfaxTasks(
-        config=name, data_dir=local_path(tfds_dir), file_format="array_record", **kwargs
-    )
+    kwargs |= {"data_dir": local_path(tfds_dir), "file_format": "array_record"}
+    return HopfaxTasks(config=name, **kwargs)
 
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:

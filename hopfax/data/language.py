@@ -1,8 +1,4 @@
-"""Next-word prediction on rows of equal length.
-
-As in WikiText-2, words are separated by blanks, every line ends in `<eos>`, and a word outside the
-vocabulary is `<unk>`.
-"""
+"""Next-word prediction, in the words, lines (`<eos>`) and unknown words (`<unk>`) of WikiText-2."""
 
 import os
 from collections import Counter
@@ -101,9 +97,8 @@ def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
         ['a film']
     """
     texts = {}
-    for split in SPLITS:
-        name = f"wiki.{'valid' if split == 'validation' else split}.tokens"
-        path = local_path(data_dir) / "wikitext-2" / name
+    for split, name in zip(SPLITS, ("train", "valid", "test"), strict=True):
+        path = local_path(data_dir) / "wikitext-2" / f"wiki.{name}.tokens"
         if not path.is_file():
             raise FileNotFoundError(
                 f"no {path}: put wikitext-2-v1 (word level, three files) into {path.parent}"

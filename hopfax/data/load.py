@@ -3,7 +3,6 @@
 import os
 import zlib
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
-from hopfax.data.tasks import Example, TaskSpec, check_integer, named, task
-from hopfax.data.tokenize import WordPiece, encode, read_vocabulary, warn_truncated
+from hopfax.data.tasks import Example, TaskSpec, check_integer, look_up, task
+from hopfax.data.tokenize import WordPiece, encode_splits, read_vocabulary
 from hopfax.data.vocabulary import train_vocabulary
 from hopfax.hub import local_path
 
@@ -25,9 +24,9 @@ class TaskData(NamedTuple):
     Attributes:
         spec: The task.
         train: Training rows.
-        validation: Rows for early stopping. For raw sets, they are held out from the train file.
-        test: Rows to report. For raw sets, they are the official dev file (``"validation"`` in
-            `read_split`), since the labels of the official test file are hidden.
+        validation: Rows for early stopping; of raw sets, held out from the train file.
+        test: Rows to report; of raw sets, the official dev file (``"validation"`` in `read_split`),
+            since the labels of the official test file are hidden.
         vocabulary: Tokens and their ids.
     """
 
@@ -43,16 +42,6 @@ class TaskData(NamedTuple):
         # Copies of the official files differ by a few damaged or repeated rows.
         num_rows = len(self.train.labels) + len(self.validation.labels)
         return num_rows < 0.99 * (self.spec.train_rows or 0)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        return self.vocabulary.size
-
-    @property
-    def pad_id(self) -> int:
-        """Id of the padding token."""
-        return self.vocabulary.pad_id
 
 
 def load_task(
@@ -116,9 +105,7 @@ def tokenize_splits(
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
     elif not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
-    encoded = [encode(rows, vocabulary, max_length=max_length) for rows in splits]
-    examples, lengths = list(chain(*splits)), np.concatenate([each.lengths for each in encoded])
-    warn_truncated(examples, lengths, vocabulary, max_length=max_length, stacklevel=3)
+    encoded = encode_splits(splits, vocabulary, max_length, stacklevel=3)
     return TaskData(spec, *encoded, vocabulary=vocabulary)
 
 
@@ -145,7 +132,7 @@ def task_rows(name: str, split: str, *, data_dir: str | os.PathLike | None = Non
         splits = {"train": ("train", "validation"), "test": ("test",)}
     else:
         splits = {"train": ("train",), "test": ("validation",)}
-    return [row for part in named("split", split, splits) for row in _read(spec, data_dir, part)]
+    return [row for part in look_up("split", split, splits) for row in _read(spec, data_dir, part)]
 
 
 def _read(
@@ -156,8 +143,8 @@ def _read(
         return synthetic_split(spec.name, split, size=size or _SYNTHETIC_SIZES[split], seed=0)
     if data_dir is None:
         raise ValueError(
-            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.title}, glue_data "
-            "or superglue. The synthetic tasks sentiment, entailment and paraphrase need no files"
+            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.title}, glue_data or "
+            "superglue; only sentiment, entailment and paraphrase need no files"
         )
     built = local_path(data_dir) / "hopfax_tasks" / spec.name
     if next(built.glob("*/dataset_info.json"), None):  # a failed build leaves an empty folder
@@ -174,10 +161,8 @@ def _hold_out(
     num_held = min(max(1, round(0.1 * len(rows))), 1000)
     num_left = len(rows) - num_held
     if train_size is not None and train_size > num_left:
-        raise ValueError(
-            f"train_size must be at most {num_left} ({name} has {len(rows)} rows, of which "
-            f"{num_held} are held out for validation), got {train_size}"
-        )
+        held_out = f"{name} has {len(rows)} rows, of which {num_held} are held out for validation"
+        raise ValueError(f"train_size must be at most {num_left} ({held_out}), got {train_size}")
     order = np.random.default_rng([0, zlib.crc32(name.encode())]).permutation(len(rows))
     chosen = order[num_held:][:train_size]
     return [rows[i] for i in sorted(chosen)], [rows[i] for i in sorted(order[:num_held])]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hopfax.data.tasks import Example, TaskSpec, named, task
+from hopfax.data.tasks import Example, TaskSpec, look_up, task
 from hopfax.hub import local_path, read_json
 
 # Possible folders of a suite's files, and where to get them.
@@ -34,7 +34,7 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
     """Returns the file of a split, in `data_dir` or in its folder of the suite."""
     if spec.suite == "synthetic":
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
-    file = named(f"split of {spec.title}", split, spec.files)
+    file = look_up(f"split of {spec.title}", split, spec.files)
     (folders, source), root = _SUITES[spec.suite], local_path(data_dir)
     paths = [root / folder / file for folder in (".", *folders.split())]
     for path in paths:
@@ -50,6 +50,8 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
     r"""Returns one raw split as examples, in file order.
 
+    Rows without a gold label, and a few damaged rows of QQP, are dropped with a warning.
+
     Args:
         spec: A task with files, or its name: a key of `hopfax.data.TASKS`.
         data_dir: Folder that contains the task's folder, or `glue_data` and `superglue`.
@@ -60,9 +62,6 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
         FileNotFoundError: If the folder or the file is missing.
         ValueError: If the task or split is unknown, or a row has a wrong number of columns, an
             unknown label or an empty text.
-
-    Warns:
-        UserWarning: If rows without a gold label or damaged rows were dropped.
 
     Example:
         >>> import pathlib, tempfile
@@ -82,7 +81,11 @@ def read_rows(
     """Returns the text columns and examples of `read_split`."""
     path, unit = raw_file(spec, data_dir, split), "line"
     if spec.section:
-        unit, rows = f"{spec.section} row", enumerate(_section(path, spec.section), start=1)
+        unit, rows = f"{spec.section} row", read_json(path).get(spec.section)
+        if not isinstance(rows, list):
+            got = type(rows).__name__
+            raise ValueError(f"{path}: {spec.section!r} must be a list of rows, got {got}")
+        rows = enumerate(rows, start=1)
     elif path.suffix == ".jsonl":
         rows = json_rows(path)
     else:
@@ -160,12 +163,6 @@ def by_column(
         else:
             expected = f"expected {len(header)} columns, got {len(cells)}"
             yield number, SkippedRow(_DAMAGED, expected)
-
-
-def _section(path: Path, name: str) -> list[Any]:
-    if not isinstance(rows := read_json(path).get(name), list):
-        raise ValueError(f"{path}: {name!r} must be a list of rows, got {type(rows).__name__}")
-    return rows
 
 
 def _parse(spec: TaskSpec, row: Any, index: int) -> tuple[dict[str, str], Example]:

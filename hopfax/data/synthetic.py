@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hopfax.data.tasks import Example, check_integer, named, task
+from hopfax.data.tasks import Example, check_integer, look_up, task
 
 # Far fewer rows than each grammar can generate, so that rejection sampling is fast.
 MAX_ROWS = {"train": 100_000, "validation": 20_000, "test": 20_000}
@@ -201,8 +201,8 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
         >>> synthetic_split("sentiment", "test", size=1, seed=0)[0].texts
         (('the music was quite moving',),)
     """
-    draw = named("synthetic task", name, _DRAW)
-    check_integer("size", size, 1, named("split", split, MAX_ROWS))
+    draw = look_up("synthetic task", name, _DRAW)
+    check_integer("size", size, 1, look_up("split", split, MAX_ROWS))
     rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{split}".encode())])
     seen: set[Row] = set()
     rows: list[Example] = []

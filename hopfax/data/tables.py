@@ -179,11 +179,8 @@ def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
         try:
             rows.extend((reader.line_num, cells) for cells in reader if cells)
         except csv.Error as error:
-            line = rows[-1][0] if rows else 0
-            if str(error) == "unexpected end of data":
-                where = f"on line {line + 1} or later"
-                raise ValueError(f"{path}: a quote opened {where} is not closed") from None
-            raise ValueError(f"{path}, after line {line}: {error}") from None
+            reason = str(error).replace("unexpected end of data", "a quote is not closed")
+            raise ValueError(f"{path}, after line {rows[-1][0] if rows else 0}: {reason}") from None
         finally:
             csv.field_size_limit(limit)
     return rows

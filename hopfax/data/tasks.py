@@ -175,10 +175,10 @@ def task(name: str | TaskSpec) -> TaskSpec:
         >>> task("sst2").title, task("sst2").labels
         ('SST-2', ('0', '1'))
     """
-    return name if isinstance(name, TaskSpec) else named("task", name, TASKS)
+    return name if isinstance(name, TaskSpec) else look_up("task", name, TASKS)
 
 
-def named(kind: str, name: Any, values: Mapping[str, V]) -> V:
+def look_up(kind: str, name: Any, values: Mapping[str, V]) -> V:
     """Returns `values[name]`, or raises a ValueError that suggests the nearest names."""
     if isinstance(name, str) and name in values:
         return values[name]

@@ -56,32 +56,13 @@ class WordPiece:
 
 
 def read_vocabulary(path: str | os.PathLike) -> WordPiece:
-    r"""Reads a `vocab.txt`: one token per line; the line number is the id.
-
-    Args:
-        path: The file, or a folder with a `vocab.txt`.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is not UTF-8, a special token is missing, or a token is empty or
-            occurs twice.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from hopfax.data import read_vocabulary
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "vocab.txt"
-        >>> _ = path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nfilm\n")
-        >>> read_vocabulary(path).size
-        5
-    """
+    """Returns the tokens of a `vocab.txt`, or of a folder with one: the line number is the id."""
     path = local_path(path)
     if path.is_dir():
         path = path / "vocab.txt"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"no vocabulary at {path}: pass a vocab.txt (bert-base-uncased has one of 30,522 "
-            "lines), or None to train one on the training texts"
-        )
+        hint = "pass a vocab.txt, or None to train one on the training texts"
+        raise FileNotFoundError(f"no vocabulary at {path}: {hint}")
     tokens = [token for _, token in numbered_lines(path)]
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
@@ -98,18 +79,15 @@ def encode(examples: Sequence[Example], vocabulary: WordPiece, *, max_length: in
     """Tokenizes examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
     Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
-    `max_length` tokens are truncated at the end; in a pair, the longer text first.
+    `max_length` tokens are truncated at the end; in a pair, the longer text first. Arrays are
+    padded to the longest row.
 
     Args:
         examples: One or more rows, all with the same number of choices.
         vocabulary: Tokens and their ids.
         max_length: Longest row in tokens, including special tokens; at least 5.
 
-    Returns:
-        The arrays, padded to the longest row.
-
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If there are no examples, the numbers of choices differ, a text is not valid
             Unicode or has no tokens, special tokens included, or `max_length` is below 5.
 
@@ -120,50 +98,19 @@ def encode(examples: Sequence[Example], vocabulary: WordPiece, *, max_length: in
         >>> encode([Example("A film", 1, 0)], vocabulary).ids.tolist()
         [[[2, 4, 5, 3]]]
     """
-    if not examples:
-        raise ValueError("examples must not be empty")
-    choices = len(examples[0].texts)
-    if odd := [example for example in examples if len(example.texts) != choices]:
-        raise ValueError(
-            f"all examples must have as many choices as the first, {choices}, but the example with "
-            f"index {odd[0].index} has {len(odd[0].texts)}"
-        )
-    check_integer("max_length", max_length, 5)
-    for example in examples:
-        check_unicode(f"text {example.index}", itertools.chain(*example.texts))
-    rows = [_truncate(row, max_length) for row in _encodings(examples, vocabulary)]
-    lengths = np.asarray(list(map(len, rows)), np.int32)
-    if len(empty := np.flatnonzero(lengths == 0)):
-        row = examples[empty[0] // choices]
-        raise ValueError(f"text {row.index} has no tokens: {reprlib.repr(row.texts)}")
-    ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = row
-    scores = any(isinstance(example.label, float | np.floating) for example in examples)
-    return Encoded(
-        ids=ids.reshape(len(examples), choices, -1),
-        lengths=lengths.reshape(-1, choices),
-        labels=np.asarray([row.label for row in examples], np.float32 if scores else np.int32),
-        index=np.asarray([row.index for row in examples], np.int32),
-    )
+    return _encode(examples, vocabulary, max_length)[0]
 
 
-def warn_truncated(
-    examples: Sequence[Example],
-    lengths: np.ndarray,
-    vocabulary: WordPiece,
-    *,
-    max_length: int,
-    stacklevel: int,
-) -> None:
-    """Warns how many examples `encode` truncated; `lengths` are those of its result."""
-    full = np.flatnonzero((lengths == max_length).any(axis=1)).tolist()
-    encodings = _encodings([examples[place] for place in full], vocabulary)
-    untruncated = np.array(list(map(len, encodings)), int)
-    if count := (untruncated.reshape(-1, lengths.shape[1]) > max_length).any(axis=1).sum():
-        shares = f"{count} of {len(examples)} texts"
+def encode_splits(
+    splits: Sequence[Sequence[Example]], vocabulary: WordPiece, max_length: int, *, stacklevel: int
+) -> list[Encoded]:
+    """Tokenizes splits, and warns how many of their texts are truncated."""
+    results = [_encode(split, vocabulary, max_length) for split in splits]
+    if count := sum(truncated for _, truncated in results):
+        shares = f"{count} of {sum(map(len, splits))} texts"
         message = f"{shares} have more than {max_length} tokens and are truncated"
         warnings.warn(message, stacklevel=stacklevel + 1)
+    return [encoded for encoded, _ in results]
 
 
 def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
@@ -199,15 +146,45 @@ def check_unicode(name: str, texts: Iterable[str]) -> None:
 _kept_tokenizer = functools.lru_cache(maxsize=2)(text_tokenizer)  # shared by threads, unchanged
 
 
-def _encodings(examples: Sequence[Example], vocabulary: WordPiece) -> list[Any]:
+def _encode(
+    examples: Sequence[Example], vocabulary: WordPiece, max_length: int
+) -> tuple[Encoded, int]:
+    """Returns arrays, and how many examples are truncated."""
+    if not examples:
+        raise ValueError("examples must not be empty")
+    choices = len(examples[0].texts)
+    if odd := [example for example in examples if len(example.texts) != choices]:
+        raise ValueError(
+            f"all examples must have as many choices as the first, {choices}, but the example with "
+            f"index {odd[0].index} has {len(odd[0].texts)}"
+        )
+    check_integer("max_length", max_length, 5)
+    for example in examples:
+        check_unicode(f"text {example.index}", itertools.chain(*example.texts))
     texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
     tokenizer = _kept_tokenizer(vocabulary)
     try:
-        return tokenizer.encode_batch(texts)
+        encodings = tokenizer.encode_batch(texts)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of `tokenizers` is no Exception
         raise ValueError(f"the tokenizer cannot read the texts: {error}") from None
+    lengths = np.array(list(map(len, encodings)), np.int32).reshape(-1, choices)
+    if len(empty := np.flatnonzero(lengths.min(axis=1) == 0)):
+        row = examples[empty[0]]
+        raise ValueError(f"text {row.index} has no tokens: {reprlib.repr(row.texts)}")
+    ids = np.full((lengths.size, min(lengths.max(), max_length)), vocabulary.pad_id, np.int32)
+    for row, encoding in zip(ids, encodings, strict=True):
+        tokens = _truncate(encoding, max_length)
+        row[: len(tokens)] = tokens
+    scores = any(isinstance(example.label, float | np.floating) for example in examples)
+    encoded = Encoded(
+        ids=ids.reshape(*lengths.shape, -1),
+        lengths=np.minimum(lengths, max_length),
+        labels=np.asarray([row.label for row in examples], np.float32 if scores else np.int32),
+        index=np.asarray([row.index for row in examples], np.int32),
+    )
+    return encoded, int((lengths > max_length).any(axis=1).sum())
 
 
 def _truncate(encoding: Any, max_length: int) -> list[int]:

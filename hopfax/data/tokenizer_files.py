@@ -1,5 +1,6 @@
 """Reads the tokenizer of a Hugging Face folder."""
 
+import functools
 import json
 import os
 import warnings
@@ -66,16 +67,12 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     formats = (row for row in _FORMATS if all((folder / name).is_file() for name in row[0]))
     names, read, families = next(formats, ((), None, ()))
     if read is None:
-        raise FileNotFoundError(
-            f"no tokenizer in {folder}: it has no tokenizer.json, no vocab.txt, and not both "
-            "vocab.json and merges.txt"
-        )
+        missing = "no tokenizer.json, no vocab.txt, and not both vocab.json and merges.txt"
+        raise FileNotFoundError(f"{folder} has {missing}")
     files, family = " and ".join(names), config.get("model_type")
     if family and families and family not in families:
-        raise ValueError(
-            f"{folder} requires a tokenizer.json: {files} can be read for {', '.join(families)}, "
-            f"got {family}"
-        )
+        allowed = f"{files} can be read for {', '.join(families)}, got {family}"
+        raise ValueError(f"{folder} requires a tokenizer.json: {allowed}")
     try:
         tokenizer = read(folder, settings)
     except (KeyboardInterrupt, SystemExit, ModuleNotFoundError, ValueError):
@@ -172,13 +169,9 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
             ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=prefix
         )
     # RoBERTa's mask token includes the space before it.
-    tokenizer.add_special_tokens(
-        [
-            tokenizers.AddedToken(token, lstrip=token == "<mask>", normalized=False)
-            for token in _BYTE_LEVEL_SPECIAL
-            if token in ids
-        ]
-    )
+    special = [token for token in _BYTE_LEVEL_SPECIAL if token in ids]
+    token = functools.partial(tokenizers.AddedToken, normalized=False)
+    tokenizer.add_special_tokens([token(each, lstrip=each == "<mask>") for each in special])
     return tokenizer
 
 
@@ -200,13 +193,13 @@ def _pad_token(
 ) -> str:
     """The padding token: by name, by id, by convention, or the end-of-text token."""
 
-    def named(role: str) -> Any:
+    def token_of(role: str) -> Any:
         value, number = settings.get(role), config.get(f"{role}_id")
         if value is None and isinstance(number, int) and 0 <= number < len(tokens):
             return tokens[number]
         return _content(value)
 
-    for token in (named("pad_token"), "[PAD]", "<pad>", named("eos_token"), "<|endoftext|>"):
+    for token in (token_of("pad_token"), "[PAD]", "<pad>", token_of("eos_token"), "<|endoftext|>"):
         if token and token in tokens:
             return token
     raise ValueError(f"{folder} has no padding token: set pad_token in special_tokens_map.json")

@@ -37,9 +37,15 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
     """
     if isinstance(texts, str):
         raise TypeError(f"texts must be several strings, got one: {reprlib.repr(texts)}")
-    words, counts = _count_words(texts)
+    tokenizers = optional_import("tokenizers")
+    normalize = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
+    split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    frequencies = Counter(word for text in texts for word, _ in split(normalize(text)))
+    words: list[tuple[str, ...]]
+    words = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in frequencies]
     if not words:
         raise ValueError("texts must have at least one word")
+    counts = list(frequencies.values())
     tokens = dict.fromkeys((*SPECIAL, *sorted({piece for word in words for piece in word})))
 
     pairs: Counter[tuple[str, str]] = Counter()
@@ -72,16 +78,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
             if pairs[changed_pair] > 0:
                 heapq.heappush(queue, (-pairs[changed_pair], changed_pair))
     return WordPiece(tokens=tuple(tokens))
-
-
-def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]]:
-    """Distinct words as tuples of single-character pieces, with their counts."""
-    tokenizers = optional_import("tokenizers")
-    normalize = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
-    split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    words = Counter(word for text in texts for word, _ in split(normalize(text)))
-    pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in words]
-    return pieces, list(words.values())
 
 
 def _merge(word: tuple[str, ...], pair: tuple[str, str], merged: str) -> tuple[str, ...]:

@@ -342,7 +342,7 @@ def predict(
     Args:
         predictor: From `make_predictor`.
         params: Parameters stacked over any number of seeds.
-        buckets: The set, from `hopfax.data.bucketed`.
+        buckets: The set, from `hopfax.data.to_buckets`.
         noise: The noise to add; None for clean inputs.
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
             With the `released` preset, which stops all queries by one norm over the batch,
@@ -359,14 +359,14 @@ def predict(
         >>> import jax
         >>> import hopfax
         >>> import numpy as np
-        >>> from hopfax.data import Encoded, bucketed
+        >>> from hopfax.data import Encoded, to_buckets
         >>> from hopfax.train.evaluate import Noise, make_predictor, predict
         >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)
         >>> rows = Encoded(ids, np.full((8, 1), 4, np.int32), np.arange(8) % 2, np.arange(8))
         >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
         >>> params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
         >>> noise = Noise("token", "matched", level=1.0)
-        >>> buckets = bucketed(rows, boundaries=(4,))
+        >>> buckets = to_buckets(rows, boundaries=(4,))
         >>> predictions = predict(make_predictor(model), params, buckets, noise=noise)
         >>> predictions.logits.shape, bool((abs(predictions.snr_db) < 2).all())
         ((3, 8, 2), True)

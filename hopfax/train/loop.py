@@ -90,7 +90,7 @@ def fit(
     Args:
         predictor: From `hopfax.train.evaluate.make_predictor`.
         objective: Loss to minimize, see `hopfax.train.objectives.classification`.
-        train: Training rows, from `hopfax.data.bucketed`.
+        train: Training rows, from `hopfax.data.to_buckets`.
         validation: Rows for early stopping.
         score: `score(logits, labels)` of one seed on the validation rows; higher is better, nan is
             worst.
@@ -114,14 +114,14 @@ def fit(
         >>> import hopfax
         >>> import numpy as np
         >>> from functools import partial
-        >>> from hopfax.data import Encoded, bucketed
+        >>> from hopfax.data import Encoded, to_buckets
         >>> from hopfax.train.evaluate import make_predictor
         >>> from hopfax.train.loop import fit
         >>> from hopfax.train.objectives import classification
         >>> from hopfax.train.state import adamw
         >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)
         >>> rows = Encoded(ids, np.full((8, 1), 4, np.int32), np.arange(8) % 2, np.arange(8))
-        >>> rows = bucketed(rows, boundaries=(4,))
+        >>> rows = to_buckets(rows, boundaries=(4,))
         >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
         >>> result = fit(
         ...     make_predictor(model),

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hopfax.data import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.data import Bucket, Encoded, bucket_boundaries, eval_batches, to_buckets
 
 
 def encoded(lengths):
@@ -18,7 +18,7 @@ def encoded(lengths):
 def test_every_row_is_in_one_bucket_and_only_padding_is_cut():
     rng = np.random.default_rng(0)
     rows = encoded(rng.integers(3, 33, (57, 2)))
-    buckets = bucketed(rows, boundaries=(8, 16, 24, 40))
+    buckets = to_buckets(rows, boundaries=(8, 16, 24, 40))
     assert sorted(np.concatenate([bucket.index for bucket in buckets])) == list(rows.index)
     assert all((np.diff(bucket.index) > 0).all() for bucket in buckets)
     for bucket, low, width in zip(buckets, (0, 8, 16, 24), (8, 16, 24, 40), strict=True):
@@ -32,14 +32,14 @@ def test_every_row_is_in_one_bucket_and_only_padding_is_cut():
 
 
 def test_empty_buckets_are_omitted_and_pad_id_fills_wide_ones():
-    assert [bucket.ids.shape[2] for bucket in bucketed(encoded([4, 30, 5, 3]))] == [16, 32]
-    (bucket,) = bucketed(encoded([4]), boundaries=(6,), pad_id=9)
+    assert [bucket.ids.shape[2] for bucket in to_buckets(encoded([4, 30, 5, 3]))] == [16, 32]
+    (bucket,) = to_buckets(encoded([4]), boundaries=(6,), pad_id=9)
     assert bucket.ids.tolist() == [[[5, 5, 5, 5, 9, 9]]]
 
 
 @pytest.mark.parametrize("size", [1, 4, 5])
 def test_evaluation_drops_no_row(size):
-    (bucket,) = bucketed(encoded([3] * size))
+    (bucket,) = to_buckets(encoded([3] * size))
     seen = []
     for batch, weights in eval_batches(bucket, batch_size=4):
         assert all(len(field) == 4 for field in (*batch, weights)) and weights.dtype == np.float32

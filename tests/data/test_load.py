@@ -22,7 +22,7 @@ def test_synthetic_tasks_require_no_files(tmp_path, name):
     assert few.vocabulary.tokens == WORDS
     sizes = [len(part.labels) for part in (few.train, data.train, data.validation, data.test)]
     assert sizes == [64, 2000, 400, 500]
-    assert data.train.ids.max() < data.vocab_size < 512 and data.pad_id == 0
+    assert data.train.ids.max() < data.vocabulary.size < 512
     assert not data.is_partial
 
 

@@ -108,16 +108,3 @@ def test_errors_name_file_and_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message) as error:
         read_split(name, tmp_path, "train")
     assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "folder", "message"),
-    [
-        ("sst2", "train", ".", r"no train file of SST-2.*glue_data.*gluebench"),
-        ("sentiment", "train", ".", "sentiment is synthetic"),
-        ("sst2", "dev", ".", "unknown split of SST-2 'dev': allowed: train, val"),
-    ],
-)
-def test_missing_files_and_unknown_splits(tmp_path, name, split, folder, message):
-    with pytest.raises((FileNotFoundError, ValueError), match=message):
-        read_split(name, tmp_path / folder, split)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from hopfax.data import Example, WordPiece, encode, read_vocabulary
-from hopfax.data.tokenize import is_blank, text_tokenizer
+from hopfax.data import Example, WordPiece, encode
+from hopfax.data.tokenize import is_blank, read_vocabulary, text_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "run", "##ning", "!", "[", "]", "sep")
 VOCABULARY = WordPiece(tokens=WORDS)

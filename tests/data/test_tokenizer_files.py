@@ -12,6 +12,7 @@ LETTERS = ("a", "b", "Ġ", "Ġa", "Ġb", "ab", "Ġab", "Ã", "©")
 MERGES = "#version: 0.2\nĠ a\nĠ b\na b\nĠ ab\n"
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", *LETTERS, "<mask>")
 GPT2 = (*LETTERS, "<|endoftext|>")
+CASED = {"do_lower_case": False}
 
 
 def write(folder, **files):
@@ -22,13 +23,12 @@ def write(folder, **files):
         (folder / f"{stem}.{ending}").write_text(text, encoding="utf-8")
 
 
-def write_bert(folder, **files):
-    write(folder, vocab_txt="\n".join(BERT) + "\n", **files)
+BERT_FILES = {"vocab_txt": "\n".join(BERT) + "\n"}
 
 
-def write_byte_level(folder, tokens, **files):
+def byte_level(tokens, **files):
     ids = {token: number for number, token in enumerate(tokens)}
-    write(folder, vocab_json=ids, merges_txt=MERGES, **files)
+    return {"vocab_json": ids, "merges_txt": MERGES, **files}
 
 
 def tokens_of(vocabulary, *texts, **options):
@@ -37,7 +37,7 @@ def tokens_of(vocabulary, *texts, **options):
 
 
 def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
-    write_bert(tmp_path)
+    write(tmp_path, **BERT_FILES)
     stored = tokenizers.Tokenizer.from_str(read_tokenizer(tmp_path).serialized)
     stored.enable_truncation(6)
     stored.enable_padding(length=40, pad_id=5, pad_token="a")
@@ -51,47 +51,42 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokens"),
+    ("files", "settings", "text", "tokens"),
     [
-        ({}, "a e film ##s a [UNK]"),
-        ({"do_lower_case": False}, "A é film ##s a [UNK]"),
-        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK]"),
-        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK]"),
+        (BERT_FILES, {}, "A é films a那", "[CLS] a e film ##s a [UNK] [SEP]"),
+        (BERT_FILES, CASED, "A é films a那", "[CLS] A é film ##s a [UNK] [SEP]"),
+        (BERT_FILES, CASED | {"strip_accents": True}, "A é", "[CLS] A e [SEP]"),
+        (BERT_FILES, {"tokenize_chinese_chars": False}, "a a那", "[CLS] a [UNK] [SEP]"),
+        (byte_level(GPT2), {"add_prefix_space": False}, "b", "b"),
+        (byte_level(GPT2), {}, "ab b é", "ab Ġb Ġ Ã ©"),
+        (byte_level(GPT2), {}, ("a", " b"), "a Ġb"),
+        (byte_level(ROBERTA), {}, "ab é", "<s> ab Ġ Ã © </s>"),
+        (byte_level(ROBERTA), {}, ("a", "b"), "<s> a </s> </s> b </s>"),
+        (byte_level(ROBERTA), {"add_prefix_space": True}, "ab", "<s> Ġa b </s>"),
+        (byte_level(GPT2), {"add_prefix_space": True}, "b", "Ġb"),
     ],
 )
-def test_settings_apply_to_a_vocab_txt_and_to_a_tokenizer_json(tmp_path, settings, tokens):
-    write_bert(tmp_path)
+def test_settings_apply_to_all_formats(tmp_path, files, settings, text, tokens):
+    write(tmp_path, **files)
     plain = read_tokenizer(tmp_path).serialized
-    write_bert(tmp_path, tokenizer_config_json=settings)
-    assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
+    write(tmp_path, tokenizer_config_json=settings)
+    assert tokens_of(read_tokenizer(tmp_path), text) == [tokens]
     write(tmp_path, tokenizer_json=plain)
-    assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
+    assert tokens_of(read_tokenizer(tmp_path), text) == [tokens]
 
 
-def test_a_prefix_space_applies_to_a_tokenizer_json(tmp_path):
-    write_byte_level(tmp_path, GPT2)
-    stored = read_tokenizer(tmp_path).serialized
-    for prefix in (False, True):
-        write(tmp_path, tokenizer_json=stored, tokenizer_config_json={"add_prefix_space": prefix})
-        (tokens,) = tokens_of(read_tokenizer(tmp_path), "b")
-        assert tokens.startswith("Ġ") == prefix
-
-
-def test_added_tokens_continue_a_vocab_txt(tmp_path):
-    write_bert(tmp_path, added_tokens_json={"qq": 13, "xyz": 12})
-    vocabulary = read_tokenizer(tmp_path)
-    assert vocabulary.tokens[12:] == ("xyz", "qq")
-    assert tokens_of(vocabulary, "a xyz") == ["[CLS] a xyz [SEP]"]
-
-
-@pytest.mark.parametrize("added", [{}, {"[SEP]": 3, "[MASK]": 4}])
-def test_special_tokens_in_a_text_are_text_but_added_ones_are_read(tmp_path, added):
-    write_bert(tmp_path, added_tokens_json=added)
-    tokens = tokens_of(read_tokenizer(tmp_path), "a [SEP] a [MASK]")
-    assert tokens == [f"[CLS] a {'[UNK] ' * 3}a {'[UNK] ' * 3}[SEP]"]
-    entity = {"[E1]": len(BERT)}
-    write(tmp_path, vocab_txt="\n".join([*BERT, "[E1]"]), added_tokens_json=entity)
-    assert tokens_of(read_tokenizer(tmp_path), "[E1] a") == ["[CLS] [E1] a [SEP]"]
+@pytest.mark.parametrize(
+    ("added", "text", "tokens"),
+    [
+        ({"qq": 13, "xyz": 12}, "a xyz qq", "a xyz qq"),  # continue the vocab.txt
+        ({}, "a [SEP] a [MASK]", f"a {'[UNK] ' * 3}a{' [UNK]' * 3}"),  # special tokens are text
+        ({"[SEP]": 3, "[MASK]": 4}, "a [SEP]", f"a{' [UNK]' * 3}"),
+        ({"[E1]": 12}, "[E1] a", "[E1] a"),
+    ],
+)
+def test_added_tokens_are_read_in_a_text(tmp_path, added, text, tokens):
+    write(tmp_path, **BERT_FILES, added_tokens_json=added)
+    assert tokens_of(read_tokenizer(tmp_path), text) == [f"[CLS] {tokens} [SEP]"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +98,7 @@ def test_special_tokens_in_a_text_are_text_but_added_ones_are_read(tmp_path, add
     ],
 )
 def test_additional_special_tokens_are_read_in_a_text(tmp_path, listed):
-    write_bert(tmp_path)
+    write(tmp_path, **BERT_FILES)
     stored = tokenizers.Tokenizer.from_str(read_tokenizer(tmp_path).serialized)
     stored.add_special_tokens(["[E1]"])
     write(tmp_path, tokenizer_json=stored.to_str(), tokenizer_config_json=listed)
@@ -111,24 +106,15 @@ def test_additional_special_tokens_are_read_in_a_text(tmp_path, listed):
     assert tokens == [f"[CLS] [E1] film {'[UNK] ' * 3}[SEP]"]
 
 
-def test_byte_level_tokens_of_roberta(tmp_path):
-    write_byte_level(tmp_path, ROBERTA)
+def test_special_tokens_and_truncation(tmp_path):
+    write(tmp_path, **byte_level(ROBERTA))
     vocabulary = read_tokenizer(tmp_path)
     assert (vocabulary.pad_token, vocabulary.pad_id, vocabulary.sep_id) == ("<pad>", 1, 2)
-    one, pair = tokens_of(vocabulary, "ab é", ("a", "b"))
-    assert (one, pair) == ("<s> ab Ġ Ã © </s>", "<s> a </s> </s> b </s>")
     cut = tokens_of(vocabulary, ("a a a a", "b"), max_length=7)
     assert cut == ["<s> a Ġa </s> </s> b </s>"]
-    write_byte_level(tmp_path, ROBERTA, tokenizer_config_json={"add_prefix_space": True})
-    assert tokens_of(read_tokenizer(tmp_path), "ab") == ["<s> Ġa b </s>"]
-
-
-def test_byte_level_tokens_of_gpt2(tmp_path):
-    write_byte_level(tmp_path, GPT2)
+    write(tmp_path, **byte_level(GPT2))
     vocabulary = read_tokenizer(tmp_path)
     assert (vocabulary.pad_token, vocabulary.sep_id) == ("<|endoftext|>", None)
-    assert tokens_of(vocabulary, "ab b é") == ["ab Ġb Ġ Ã ©"]
-    assert tokens_of(vocabulary, ("a", " b")) == ["a Ġb"]
 
 
 def test_the_published_files_of_gpt2(shared, tmp_path):
@@ -150,11 +136,10 @@ def test_the_published_files_of_gpt2(shared, tmp_path):
     ],
 )
 def test_the_padding_token(tmp_path, files, pad_token):
-    write_byte_level(tmp_path, GPT2, **files)
+    write(tmp_path, **byte_level(GPT2, **files))
     assert read_tokenizer(tmp_path).pad_token == pad_token
 
 
-VOCAB = {"vocab_txt": "\n".join(BERT)}
 WORD_LEVEL = {"type": "WordLevel", "vocab": {"[PAD]": 0, "a": 2**31}, "unk_token": "[PAD]"}
 
 
@@ -187,11 +172,14 @@ def test_missing_tokens_that_are_not_padding_are_a_warning(tmp_path, size, warns
         (of_size(BERT, 11), r"below 11 \(.*config\.json: 11\), but 'é' of vocab\.txt has id 11"),
         (of_size(BERT, 20), "has 12 tokens, fewer than the vocab_size 20 of con"),
         (
-            {**VOCAB, "config_json": {"model_type": "mpnet"}},
+            {**BERT_FILES, "config_json": {"model_type": "mpnet"}},
             r"requires a tokenizer\.json: .* mpnet",
         ),
-        ({**VOCAB, "added_tokens_json": {"xyz": 20}}, "must continue the ids .* got 20 for 'xyz'"),
-        ({**VOCAB, "added_tokens_json": {"xyz": "12"}}, "must continue .* got '12' for 'xyz'"),
+        (
+            {**BERT_FILES, "added_tokens_json": {"xyz": 20}},
+            "must continue the ids .* got 20 for 'xyz'",
+        ),
+        ({**BERT_FILES, "added_tokens_json": {"xyz": "12"}}, "must continue .* got '12' for 'xyz'"),
     ],
 )
 def test_broken_folders(tmp_path, files, message):

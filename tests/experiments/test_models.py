@@ -116,7 +116,7 @@ def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path,
 def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):
     config = Robustness(encoder=Encoders(pretrained=folder), data=Data(task=("entailment",)))
     data = load(config, "entailment")
-    assert data.vocab_size == 20
+    assert data.vocabulary.size == 20
     both = dataclasses.replace(config, data=Data(vocab="vocab.txt"))
     with pytest.raises(ValueError, match="--vocab must be left out with --pretrained"):
         load(both, "entailment")

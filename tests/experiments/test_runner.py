@@ -144,7 +144,7 @@ def test_tokens_that_tell_classes_apart_are_louder(cell):
     train = cell.data.train
     token, ids, lengths = int(gains[0].argmax()), train.ids[:, 0], train.lengths[:, 0]
     zero, one = (
-        (np.sum(ids[of] == token) + 5) / (np.sum(lengths[of]) + 5 * cell.data.vocab_size)
+        (np.sum(ids[of] == token) + 5) / (np.sum(lengths[of]) + 5 * cell.data.vocabulary.size)
         for of in (train.labels == 0, train.labels == 1)
     )
     np.testing.assert_allclose(gains[:, token], 1 + abs(np.log(one / zero)), rtol=1e-4)

@@ -7,7 +7,7 @@ import oracles
 import pytest
 import tiny
 
-from hopfax.data.batching import bucketed
+from hopfax.data.batching import to_buckets
 from hopfax.nn import with_memory
 from hopfax.train import evaluate
 from hopfax.train.evaluate import SITES, Noise, add_noise, make_predictor, predict, robustness
@@ -15,7 +15,7 @@ from hopfax.train.evaluate import SITES, Noise, add_noise, make_predictor, predi
 KEY = jax.random.key(0)
 
 ROWS = tiny.encoded(23, shuffled=True)
-BUCKETS = bucketed(ROWS, boundaries=tiny.BOUNDARIES)
+BUCKETS = to_buckets(ROWS, boundaries=tiny.BOUNDARIES)
 # With this tolerance, a step that rounding adds or saves changes no third digit.
 MODEL = tiny.hopfield(num_layers=2, tol=1e-5)
 ORDER = np.argsort(ROWS.index)
@@ -125,7 +125,7 @@ def test_seeds_draw_independently_and_as_if_alone():
 )
 def test_choices_have_independent_draws_and_padding_too(model, choices):
     rows = tiny.encoded(3, choices=choices, longest=9)
-    (bucket,) = bucketed(rows, boundaries=(12,))
+    (bucket,) = to_buckets(rows, boundaries=(12,))
     weights, noise = tiny.lively(model), Noise("embedding", "sigma", 0.8, draw=3)
     predictions = predict(
         make_predictor(model), tiny.stack(weights), [bucket], noise=noise, batch_size=1

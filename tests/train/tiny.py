@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hopfax.data.batching import Encoded, bucketed
+from hopfax.data.batching import Encoded, to_buckets
 from hopfax.nn.encoder import CLEAN, Classification, Encoding
 from hopfax.nn.functional import Functional
 from hopfax.nn.models import PRESETS, robertha, tinybert
@@ -47,7 +47,7 @@ def encoded(count, *, seed=0, choices=1, longest=12, shuffled=False):
 
 
 def buckets(count, *, boundaries=BOUNDARIES, **how):
-    return bucketed(encoded(count, **how), boundaries=boundaries)
+    return to_buckets(encoded(count, **how), boundaries=boundaries)
 
 
 def batch(count, *, weights=None, **how):
