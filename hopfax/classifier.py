@@ -29,7 +29,7 @@ from hopfax.data import (
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer, warn_truncated
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
-from hopfax.hub import local_path, model_folder, read_json
+from hopfax.hub import local_path, model_folder, optional_import, read_json
 from hopfax.nn import (
     Encoder,
     Functional,
@@ -54,7 +54,6 @@ from hopfax.nn.tensor_files import (
     wrong_dtypes,
 )
 from hopfax.nn.universal import UniversalEncoder
-from hopfax.optional import optional_import
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
 Text = str | tuple[str, str]

@@ -32,10 +32,9 @@ from hopfax.data import (
     spread,
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer
-from hopfax.hub import local_path, model_folder, read_json
+from hopfax.hub import local_path, model_folder, optional_import, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.nn.pooling import Pooling
-from hopfax.optional import optional_import
 from hopfax.train.evaluate import add_noise, rows_per_call
 from hopfax.train.metrics import with_interval
 from hopfax.train.progress import Progress

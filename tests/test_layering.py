@@ -27,15 +27,14 @@ ALLOWED = {
     "hopfax.fixed_point": "checks",
     "hopfax.cpu": "",
     "hopfax.hub": "",
-    "hopfax.optional": "",
     "hopfax.hopfield": "checks fixed_point cpu",
     "hopfax.stability": "checks",
-    "hopfax.data": "hub optional",
+    "hopfax.data": "hub",
     "hopfax.text": "",
-    "hopfax.nn": "checks hub optional fixed_point cpu hopfield",
+    "hopfax.nn": "checks hub fixed_point cpu hopfield",
     "hopfax.train": "checks cpu hopfield nn data text",
-    "hopfax.classifier": "nn train data hub optional",
-    "hopfax.command": "hopfax hopfield stability nn train data hub optional classifier",
+    "hopfax.classifier": "nn train data hub",
+    "hopfax.command": "hopfax hopfield stability nn train data hub classifier",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.

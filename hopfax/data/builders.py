@@ -21,7 +21,7 @@ import numpy as np
 from hopfax.data.downloads import fetch_raw
 from hopfax.data.raw import raw_file, read_rows
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
-from hopfax.optional import optional_import
+from hopfax.hub import optional_import
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from hopfax.data.tasks import TaskSpec
-from hopfax.optional import optional_import
+from hopfax.hub import optional_import
 
 _SITE = "https://dl.fbaipublicfiles.com"
 _ARCHIVES = {"glue": f"{_SITE}/glue/data", "superglue": f"{_SITE}/glue/superglue/data/v2"}
