@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import io
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rundir import read_config
-from hopfax.data.tasks import named
+from hopfax import __version__
 from hopfax.train import interrupt
 
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`, or
@@ -68,13 +67,15 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         print(listing(experiments))
         return OK
     if arguments[0] == "--version":
-        print(f"hopfax {importlib.metadata.version('hopfax')}")
+        print(f"hopfax {__version__}")
         return OK
     if arguments[0] == "runs":
         print(earlier(Path(arguments[1] if len(arguments) > 1 else "runs")))
         return OK
     name, modules = arguments[0], {**experiments, **COMMANDS}
     try:
+        from hopfax.data.tasks import named
+
         module = named("experiment", name, modules)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
