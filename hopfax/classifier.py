@@ -16,33 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from hopfax.data import (
-    Encoded,
-    Example,
-    WordPiece,
-    bucket_boundaries,
-    bucketed,
-    encode,
-    read_tokenizer,
-)
-from hopfax.data.tokenize import is_blank, text_tokenizer, warn_truncated
-from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
+from hopfax.data.batching import Encoded, bucket_boundaries, bucketed
+from hopfax.data.tasks import Example
+from hopfax.data.tokenize import WordPiece, encode, is_blank, text_tokenizer, warn_truncated
+from hopfax.data.tokenizer_files import fewest_tokens, read_tokenizer, tokenizer_settings
 from hopfax.hub import local_path, model_folder, optional_import, read_json
-from hopfax.nn import (
-    Encoder,
-    Functional,
-    HopfieldAttention,
-    Params,
-    SoftmaxAttention,
-    functional,
-    load_pretrained,
-    text_classifier,
-    with_memory,
-)
-from hopfax.nn.encoder import Site
-from hopfax.nn.finetune import family_config, tensor_names
-from hopfax.nn.functional import named_leaves
-from hopfax.nn.memory import initial_memory
+from hopfax.nn.attention import HopfieldAttention, SoftmaxAttention
+from hopfax.nn.encoder import Encoder, Site
+from hopfax.nn.finetune import family_config, tensor_names, text_classifier
+from hopfax.nn.functional import Functional, Params, functional, named_leaves
+from hopfax.nn.memory import initial_memory, with_memory
+from hopfax.nn.pretrained import load_pretrained
 from hopfax.nn.tensor_files import (
     joined,
     mismatches,

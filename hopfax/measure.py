@@ -15,18 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hopfax.classifier import Classifier, encode_texts
-from hopfax.data import (
-    Bucket,
-    Encoded,
-    bucket_boundaries,
-    bucketed,
-    eval_batches,
-    read_table,
-    read_tokenizer,
-    spread,
-)
+from hopfax.data.batching import Encoded, bucket_boundaries, bucketed, eval_batches, spread
+from hopfax.data.own import read_table
 from hopfax.data.raw import read_text
 from hopfax.data.tokenize import is_blank, text_tokenizer
+from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.hub import model_folder, optional_import, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.nn.pooling import Pooling
@@ -131,7 +124,7 @@ class TextEncoder:
         pooled = self.pooling(hidden, mask, skip=skip)
         return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
-    def _batch(self, corruption: str, params: Params, batch: Bucket, level: Array) -> Array:
+    def _batch(self, corruption: str, params: Params, batch: Any, level: Array) -> Array:
         original = ids = batch.ids[:, 0]
         mask = jnp.arange(ids.shape[1]) < batch.lengths
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), batch.index)
@@ -279,7 +272,7 @@ def _targets(
         )
     scores = np.array([_score(label) for label in labels])
     if not (finite := np.isfinite(scores)).all():
-        got = f"{labels[finite.argmin()]} in {flags.dev}"
+        got = f"{labels[int(finite.argmin())]} in {flags.dev}"
         raise ValueError(f"--label must be finite numbers for a model without classes, got {got}")
     return scores, "spearman"
 
@@ -289,13 +282,13 @@ def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
     if not set(map(str, labels)) <= set(names):  # 1.0 for class 1, as in columns with gaps
         labels = [int(x) if isinstance(x, float) and x.is_integer() else x for x in labels]
     labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
-    known = numbers if set(labels) <= set(numbers) - set(names) else names
+    known = numbers if {*labels} <= {*numbers} - {*names} else names
     # The class "1 star" has the number 0.
     named = {each: str(at) for at, name in enumerate(names) for each in re.findall(r"\d+", name)}
     doubtful = known is numbers and {*labels} <= named.keys() and any(named[x] != x for x in labels)
-    if doubtful or not set(labels) <= set(known):
+    if doubtful or not {*labels} <= {*known}:
         raise ValueError(
-            f"--label has {', '.join(sorted(set(labels))[:20])}, but the model's labels are "
+            f"--label has {', '.join(sorted({*labels})[:20])}, but the model's labels are "
             f"{', '.join(names)}: list the column's names for them with --labels, in this order"
         )
     return np.array([known.index(label) for label in labels])
