@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hopfax.text.log import Corrupted, T, Text, strings
+from hopfax.text.log import T, Text, Version, strings
 
 Label = int | float
 
@@ -83,12 +83,12 @@ class AttackResult(NamedTuple, Generic[T]):
     """The result of an attack on one text.
 
     Attributes:
-        corrupted: The attacked text with its log; the clean text if no edit increased the loss.
+        version: The attacked text with its log; the clean text if no edit increased the loss.
         clean_loss: The model's loss on the clean text.
         loss: The model's loss on the attacked text.
     """
 
-    corrupted: Corrupted[T]
+    version: Version[T]
     clean_loss: float
     loss: float
 
