@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -110,12 +111,14 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     path, _, suite = module_path.partition(":")
     module = importlib.import_module(path)
     kind = getattr(module, suite) if suite else module.Config
+    text = inspect.getdoc(kind if suite else module) or ""
     try:
         config = tyro.cli(
             kind,
             args=list(flags),
             prog=f"python -m experiments {name}",
-            description=inspect.getdoc(kind if suite else module),
+            # Without the line breaks within paragraphs: tyro keeps those before digits and quotes.
+            description=re.sub(r"(?<=\S)\n(?=\S)", " ", text),
             config=(tyro.conf.OmitArgPrefixes,),
         )
     except SystemExit as stop:  # tyro has printed the help, or the flag and the nearest ones
