@@ -192,11 +192,13 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
     loaded = measure.TextEncoder(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
-    tokens = loaded.apply(loaded.params, ids, method="embed_tokens")
+    tokens, types = (
+        loaded.apply(loaded.params, ids, method=name) for name in ("embed_tokens", "token_types")
+    )
 
     def probabilities(x):
-        embeddings = loaded.embed(loaded.params, x[None], ids)
-        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool), ids)[0]
+        embeddings = loaded.apply(loaded.params, x[None], types, method="embed")
+        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool), types)[0]
 
     slopes = jax.jit(partial(stability.geometric_influence, probabilities, per_token=True))(tokens)
     measured = np.array([float(row["influence"]) for row in rows])
