@@ -94,8 +94,6 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
             raise
         print(f'error: {error.name} is missing: pip install -e ".[experiments]"', file=sys.stderr)
         return FAILED
-    except BrokenPipeError:
-        raise
     except Exception as error:
         if os.environ.get("HOPFAX_DEBUG") == "1" or not is_expected(error):
             raise
@@ -195,7 +193,8 @@ def introduction(module_path: str) -> tuple[str, str]:
 def is_expected(error: Exception) -> bool:
     """Whether an error's message suffices without a traceback, as for bad input or a full disk."""
     ours = type(error).__module__.partition(".")[0] in ("hopfax", "experiments")
-    return ours or isinstance(error, (ValueError, OSError, FloatingPointError))
+    expected = ours or isinstance(error, (ValueError, OSError, FloatingPointError))
+    return expected and not isinstance(error, BrokenPipeError)
 
 
 if __name__ == "__main__":

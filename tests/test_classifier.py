@@ -170,11 +170,7 @@ def test_long_texts_are_truncated_with_a_warning(small):
         ({}, ["a film", ("a", "\u200b\0")], "text 1 is empty"),
         ({}, [], "texts must not be empty"),
         ({}, [(("a", "b"), ("c", "d"))], "text 0 must be .* a pair of strings, got choices"),
-        (
-            {"labels": ("bad", "good")},
-            TEXTS,
-            "labels must be distinct .* model's 3 outputs",
-        ),
+        ({"labels": ("bad", "good")}, TEXTS, "labels must be distinct .* model's 3 outputs"),
         ({"labels": ("bad", "good", "bad")}, TEXTS, r"got \('bad', 'good', 'bad'\)"),
         ({"labels": (0, "bad", "good")}, TEXTS, r"labels must be .* got \(0, 'bad', 'good'"),
         ({"params": lambda leaf: leaf[None]}, TEXTS, r"of one seed .* shape .*, got \(1, "),

@@ -3,7 +3,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 from functools import partial
 
@@ -79,20 +78,6 @@ def run(out, name, model, *arguments):
     assert command.main([name, str(model), *map(str, arguments), "--out", str(out)]) == 0
     with (out / "results.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-def test_help_and_version_do_not_import_jax():
-    program = """
-import sys
-from hopfax import command
-for line in ("--version", "--help", "robustness --help", "influence --help", "stability --help"):
-    try:
-        command.main(line.split())
-    except SystemExit as stop:
-        assert not stop.code
-assert not {"jax", "flax", "numpy", "matplotlib"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
@@ -192,9 +177,8 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
     loaded = measure.TextEncoder(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
-    tokens, types = (
-        loaded.apply(loaded.params, ids, method=name) for name in ("embed_tokens", "token_types")
-    )
+    tokens = loaded.apply(loaded.params, ids, method="embed_tokens")
+    types = loaded.apply(loaded.params, ids, method="token_types")
 
     def probabilities(x):
         embeddings = loaded.apply(loaded.params, x[None], types, method="embed")
@@ -316,12 +300,7 @@ def test_errors_are_one_line_and_leave_nothing(
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
         ("robustness", classifier, f"--dev {pairs} {columns}", "--label has 0, 1, 2, 3, 4, but"),
         ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
-        (
-            "robustness",
-            encoder,
-            f"--dev {pairs} --text first --pair first",
-            "--label must differ, got",
-        ),
+        ("robustness", encoder, f"--dev {pairs} --text first --pair first", "must differ, got fir"),
         ("robustness", remembering, f"--dev {films} --text review --memory", "already has memory"),
         ("robustness", classifier, f"--dev {films} --text review --labels a", "bad, good; got .'a"),
         ("robustness", classifier, f"--dev {same} --text review", "--label must have two or more"),

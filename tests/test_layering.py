@@ -176,6 +176,23 @@ hopfax.nn.robertha
         _ = hopfax.hopfeild
 
 
+def test_lists_and_helps_do_not_import_jax():
+    run_python("""
+import sys
+from hopfax import command
+for line in ("--version", "--help", "robustness --help", "influence --help", "stability --help"):
+    try:
+        command.main(line.split())
+    except SystemExit as stop:
+        assert not stop.code
+from experiments.__main__ import main
+assert main([]) == 0 and not {"jax", "flax", "numpy", "matplotlib"} & set(sys.modules)
+for name in ("robustness", "attribution", "demo", "predict"):
+    assert main([name, "--help"]) == 0
+assert not {"jax", "flax", "pandas", "matplotlib", "tensorflow"} & set(sys.modules)
+""")
+
+
 def test_only_the_functions_that_need_an_extra_ask_for_it():
     extras = ["array_record", "jinja2", "matplotlib", "pandas", "tensorflow_datasets", "tokenizers"]
     program = f"""

@@ -1,6 +1,4 @@
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -51,19 +49,6 @@ def test_without_a_name_every_experiment_is_listed_but_not_imported(stubs, capsy
     out = capsys.readouterr().out
     assert "Table 0 of nothing" in out and "Stub (Nobody 2026)" in out and "stencil" in out
     assert "stub_experiment" not in sys.modules
-
-
-def test_the_list_and_the_help_of_suites_do_not_import_jax():
-    program = """
-import sys
-from experiments.__main__ import main
-assert main([]) == 0 and "numpy" not in sys.modules
-for name in ("robustness", "attribution", "demo", "predict"):
-    assert main([name, "--help"]) == 0
-assert not {"jax", "flax", "pandas", "matplotlib", "tensorflow"} & set(sys.modules)
-"""
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
