@@ -106,7 +106,7 @@ class Classifier:
         if problems:
             raise ValueError(f"params must be of one seed of the model: {problems[0]}")
         self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
-        count, strings = self.config["num_outputs"], {x for x in labels if isinstance(x, str)}
+        count, strings = self.config["num_outputs"], {x for x in self.labels if isinstance(x, str)}
         if count < 2 or not count == len(strings) == len(self.labels):
             raise ValueError(
                 f"labels must be distinct strings, one for each of the model's {count} outputs, at "

@@ -98,7 +98,7 @@ class TextEncoder:
         """Tokenizes texts; for embeddings, with the model's prompt."""
         longest = min(self.max_length, self.pooling.max_length or self.max_length)
         if not self.labels:
-            texts = [self.pooling.prepare(x) if isinstance(x, str) else x for x in texts]
+            texts = list(map(self.pooling.prepare, texts))
         return encode_texts(texts, self.vocabulary, max_length=longest)
 
     def output(
@@ -265,11 +265,10 @@ def _targets(
             f"{flags.folder} has no labels (only a BERT or RoBERTa for sequence classification "
             "has): to score text similarity, pass --pair and a numeric --label column"
         )
-    scores = np.array([_score(label) for label in labels])
-    if not (finite := np.isfinite(scores)).all():
-        got = f"{labels[int(finite.argmin())]} in {flags.dev}"
+    if wrong := [x for x in labels if not (isinstance(x, int | float) and np.isfinite(x))]:
+        got = f"{wrong[0]} in {flags.dev}"
         raise ValueError(f"--label must be finite numbers for a model without classes, got {got}")
-    return scores, "spearman"
+    return np.array(labels, float), "spearman"
 
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
@@ -287,14 +286,6 @@ def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
             f"{', '.join(names)}: list the column's names for them with --labels, in this order"
         )
     return np.array([known.index(label) for label in labels])
-
-
-def _score(label: Any) -> float:
-    """Returns a label as a number, or nan."""
-    try:
-        return float(label)
-    except (TypeError, ValueError):
-        return np.nan
 
 
 def stability(flags: argparse.Namespace) -> Page:
