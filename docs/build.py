@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zensical
 
-from hopfax.command import parser
+from hopfax.command import COMMANDS, parser
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -72,7 +72,7 @@ def main() -> None:
         else:
             page.write_text(adapted(path, pages), encoding="utf-8")
     with open(BUILD / "docs/reference/command.md", "a", encoding="utf-8") as page:
-        for name in ("robustness", "influence", "stability"):
+        for name in COMMANDS:
             print(f"\n## hopfax {name}\n\n```text", file=page)
             with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
                 parser().parse_args([name, "--help"])

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.metadata
 import importlib.util
 import inspect
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rundir import read_config
-from hopfax.data.tasks import look_up
+from hopfax import __version__
 from hopfax.train import interrupt
 
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`, or
@@ -68,13 +68,15 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         print(listing(experiments))
         return OK
     if arguments[0] == "--version":
-        print(f"hopfax {importlib.metadata.version('hopfax')}")
+        print(f"hopfax {__version__}")
         return OK
     if arguments[0] == "runs":
         print(earlier(Path(arguments[1] if len(arguments) > 1 else "runs")))
         return OK
     name, modules = arguments[0], {**experiments, **COMMANDS}
     try:
+        from hopfax.data.tasks import look_up
+
         module = look_up("experiment", name, modules)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -92,8 +94,6 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
             raise
         print(f'error: {error.name} is missing: pip install -e ".[experiments]"', file=sys.stderr)
         return FAILED
-    except BrokenPipeError:
-        raise
     except Exception as error:
         if os.environ.get("HOPFAX_DEBUG") == "1" or not is_expected(error):
             raise
@@ -109,12 +109,14 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     path, _, suite = module_path.partition(":")
     module = importlib.import_module(path)
     kind = getattr(module, suite) if suite else module.Config
+    text = inspect.getdoc(kind if suite else module) or ""
     try:
         config = tyro.cli(
             kind,
             args=list(flags),
             prog=f"python -m experiments {name}",
-            description=inspect.getdoc(kind if suite else module),
+            # Without the line breaks within paragraphs: tyro keeps those before digits and quotes.
+            description=re.sub(r"(?<=\S)\n(?=\S)", " ", text),
             config=(tyro.conf.OmitArgPrefixes,),
         )
     except SystemExit as stop:  # tyro has printed the help, or the flag and the nearest ones
@@ -191,7 +193,8 @@ def introduction(module_path: str) -> tuple[str, str]:
 def is_expected(error: Exception) -> bool:
     """Whether an error's message suffices without a traceback, as for bad input or a full disk."""
     ours = type(error).__module__.partition(".")[0] in ("hopfax", "experiments")
-    return ours or isinstance(error, (ValueError, OSError, FloatingPointError))
+    expected = ours or isinstance(error, (ValueError, OSError, FloatingPointError))
+    return expected and not isinstance(error, BrokenPipeError)
 
 
 if __name__ == "__main__":

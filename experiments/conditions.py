@@ -32,13 +32,13 @@ from hopfax.data import (
     task_rows,
     to_buckets,
 )
-from hopfax.text import Corrupted, Victim
+from hopfax.text import Version, Victim
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, predict
 from hopfax.train.metrics import scores
 from hopfax.train.white_box import white_box
 
-RANDOM: dict[str, Callable[..., Corrupted]] = {
+RANDOM: dict[str, Callable[..., Version]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
 }
@@ -292,10 +292,10 @@ class Typos:
             max_length=cell.spec.sizes["max_length"],
         )
 
-    def corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Corrupted]:
+    def corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Version]:
         """Corrupts rows, under an attack against the model of a seed, given by its index."""
         if self.corruption == "none" or not self.rate:
-            return [text.draft(row.texts).corrupted() for row in rows]
+            return [text.split_words(row.texts) for row in rows]
         if corrupt := RANDOM.get(self.corruption):
             return [corrupt(row.texts, rate=self.rate, seed=(0, row.index)) for row in rows]
         attack = text.textbugger
@@ -304,7 +304,7 @@ class Typos:
         texts, labels = [row.texts for row in rows], [row.label for row in rows]
         indices = [row.index for row in rows]
         attacked = attack(self.victim(cell, seed), texts, labels, rate=self.rate, rows=indices)
-        return [each.corrupted for each in attacked]
+        return [each.version for each in attacked]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,6 +429,6 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
 def with_words(task: str, data_dir: str | None, count: int | None) -> list[Example]:
     """Reported rows drawn at random among those that have a word to change, in file order."""
     rows = task_rows(task, "test", data_dir=data_dir)
-    rows = [row for row in rows if text.draft(row.texts).words]
+    rows = [row for row in rows if text.split_words(row.texts).words]
     picked = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[number] for number in sorted(picked)]

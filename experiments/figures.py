@@ -20,8 +20,6 @@ INK, FAINT, GRID = "#333333", "#8a8a8a", "#e6e6e6"
 MOST_TICKS = 8  # with more named levels, only about five are labeled
 MOST_BANDS = 4  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
-
-
 SNR = "signal-to-noise ratio in dB"  # axes with this label decrease, so that noise grows
 LEVELS = {"constant": ":", "clean": "--"}  # columns drawn as horizontal lines, and their dashes
 

@@ -8,10 +8,6 @@ from pathlib import Path
 
 from experiments.models import VARIANTS
 
-# Model ids of this project -> row names of the paper's tables.
-PAPER_MODELS = {name: each.paper for name, each in VARIANTS.items() if each.paper}
-NONE = float("nan")
-
 
 def paper_score(
     title: str, model: str, level: float = 0.0, *, corruption: str = "gaussian"
@@ -29,8 +25,8 @@ def paper_score(
         corruption: `"gaussian"` (Tables 2, 3, 5 to 10, 13), `"misspelling"`, `"char_swap"`,
             `"textbugger"` or `"hotflip"` (Table 12), `"none"` for an evaluation set (Table 11).
     """
-    name = PAPER_MODELS.get(model, model)
-    return _scores().get((title, name, float(level), corruption), NONE)
+    name = VARIANTS[model].paper if model in VARIANTS else None
+    return _scores().get((title, name or model, float(level), corruption), float("nan"))
 
 
 @functools.cache

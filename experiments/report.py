@@ -114,13 +114,6 @@ def write_results(folder: Path, table: pd.DataFrame, *, complete: bool = True) -
     write_whole(checksum, f"{hashlib.sha256(text).hexdigest()}  {path.name}\n")
 
 
-def write_run(folder: Path, table: pd.DataFrame, page: Callable[[Path], Page]) -> Path:
-    """Writes a run's results.csv, then its page; returns the folder."""
-    write_results(folder, table)
-    write_report(folder, page(folder))
-    return folder
-
-
 def write_report(folder: Path, page: Page) -> Path:
     """Writes a run's report.html, which needs no other file, and one PNG per picture."""
     _draw(folder, page)

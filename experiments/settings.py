@@ -87,7 +87,7 @@ def optional(metavar: str, default: str) -> Any:
     """Describes the default of a flag that may be left out, where it is None."""
 
     def hint(shown: str) -> str:
-        return f"(default: {default if shown == 'None' else shown})"
+        return f"(default: {default if shown in ('None', '') else shown})"
 
     required = "(required)" if default == "required" else hint
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=required)

@@ -1,13 +1,11 @@
 """A trained text classifier: strings in, labels out, saved to and loaded from a folder."""
 
-import glob
 import json
 import math
 import os
 import reprlib
 import secrets
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,32 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from hopfax.data import (
-    Encoded,
-    Example,
-    WordPiece,
-    bucket_boundaries,
-    read_tokenizer,
-    to_buckets,
-)
-from hopfax.data.tokenize import encode_splits, is_blank, text_tokenizer
-from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
-from hopfax.hub import local_path, model_folder, read_json
-from hopfax.nn import (
-    Encoder,
-    Functional,
-    HopfieldAttention,
-    Params,
-    SoftmaxAttention,
-    functional,
-    load_pretrained,
-    text_classifier,
-    with_memory,
-)
-from hopfax.nn.encoder import Site
-from hopfax.nn.finetune import family_config, tensor_names
-from hopfax.nn.functional import named_leaves
-from hopfax.nn.memory import initial_memory
+from hopfax.data.batching import Encoded, bucket_boundaries, to_buckets
+from hopfax.data.tasks import Example
+from hopfax.data.tokenize import WordPiece, encode_splits, is_blank, text_tokenizer
+from hopfax.data.tokenizer_files import fewest_tokens, read_tokenizer, tokenizer_settings
+from hopfax.hub import local_path, model_folder, optional_import, read_json
+from hopfax.nn.attention import HopfieldAttention, SoftmaxAttention
+from hopfax.nn.encoder import Encoder, Site
+from hopfax.nn.finetune import family_config, tensor_names, text_classifier
+from hopfax.nn.functional import Functional, Params, functional, named_leaves
+from hopfax.nn.memory import initial_memory, with_memory
+from hopfax.nn.pretrained import load_pretrained
 from hopfax.nn.tensor_files import (
     joined,
     mismatches,
@@ -53,7 +36,6 @@ from hopfax.nn.tensor_files import (
     wrong_dtypes,
 )
 from hopfax.nn.universal import UniversalEncoder
-from hopfax.optional import optional_import
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
 Text = str | tuple[str, str]
@@ -112,36 +94,29 @@ class Classifier:
         if isinstance(labels, str):
             raise TypeError(f"labels must be several strings, got one: {labels[:40]!r}")
         self.model, self.params, self.vocabulary = model, params, vocabulary
-        self.labels = tuple(labels)
-        present, expected = (
-            {name: leaf.shape for name, leaf in named_leaves(tree).items()}
-            for tree in (params, jax.eval_shape(model.init, jax.random.key(0)))
-        )
-        if problems := mismatches(present, expected):
-            more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-            raise ValueError(f"params must be of one seed of the model: {problems[0]}{more}")
-        for name, leaf in named_leaves(params).items():
-            if leaf.dtype not in (jnp.float32, jnp.float64):
-                raise ValueError(
-                    f"params must be float32, got {leaf.dtype} for {name}; for lower "
-                    "precision, see hopfax.nn.with_precision"
-                )
+        self.labels, leaves = tuple(labels), named_leaves(params)
+        shapes = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+        present, expected = ({n: x.shape for n, x in each.items()} for each in (leaves, shapes))
+        problems = mismatches(present, expected)
+        problems += [
+            f"{name} must be float32, got {leaf.dtype} (see hopfax.nn.with_precision)"
+            for name, leaf in leaves.items()
+            if leaf.dtype not in (jnp.float32, jnp.float64)
+        ]
+        if problems:
+            raise ValueError(f"params must be of one seed of the model: {problems[0]}")
         self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
-        if len(self.labels) != self.config["num_outputs"] or len(self.labels) < 2:
+        count, strings = self.config["num_outputs"], {x for x in self.labels if isinstance(x, str)}
+        if count < 2 or not count == len(strings) == len(self.labels):
             raise ValueError(
-                f"labels must name the model's {self.config['num_outputs']} outputs, at least two, "
-                f"got {len(self.labels)}"
+                f"labels must be distinct strings, one for each of the model's {count} outputs, at "
+                f"least two, got {reprlib.repr(self.labels)}"
             )
-        if not all(isinstance(label, str) for label in self.labels):
-            raise ValueError(f"labels must be strings, got {reprlib.repr(self.labels)}")
-        if len(set(self.labels)) < len(self.labels):
-            raise ValueError(f"labels must be distinct, got {', '.join(self.labels)}")
         most = self.config["vocab_size"]
         least = math.ceil(fewest_tokens(most))
         if not least <= vocabulary.size <= most:
             raise ValueError(
-                f"vocabulary must have {least} to {most} tokens for this model, got "
-                f"{vocabulary.size}"
+                f"vocabulary must have {least} to {most} tokens, got {vocabulary.size}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -229,14 +204,8 @@ class Classifier:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
-        for left in folder.parent.glob(f"{glob.escape(folder.name)}.*.partial"):
-            if time.time() - left.stat().st_mtime > 3600:  # its process is dead
-                shutil.rmtree(left, ignore_errors=True)
         unfinished = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
-        try:
-            unfinished.mkdir(parents=True)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(folder)) from None
+        unfinished.mkdir(parents=True)
         try:
             self._write(unfinished)
             unfinished.rename(folder)

@@ -1,5 +1,6 @@
-"""Folders of models, by path or by name on the Hugging Face hub."""
+"""Folders of models, by path or by name on the Hugging Face hub, and packages of the extras."""
 
+import importlib
 import json
 import os
 import re
@@ -43,15 +44,11 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         )
     try:
         from huggingface_hub import snapshot_download
-    except ModuleNotFoundError as error:
-        raise FileNotFoundError(
-            f"{name} is not a folder; to download it from the Hugging Face hub: pip install "
-            "huggingface_hub"
-        ) from error
-    try:
+
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:  # errors of the network have no common class
-        reason = str(error).strip().partition("\n")[0]
+        missing = isinstance(error, ModuleNotFoundError) and "pip install huggingface_hub"
+        reason = missing or str(error).strip().partition("\n")[0]
         raise FileNotFoundError(
             f"{name} is not a folder, and cannot be downloaded from the Hugging Face hub: {reason}"
         ) from error
@@ -85,3 +82,15 @@ def lfs_hint(path: Path) -> str:
     with path.open("rb") as file:
         pointer = file.read(len(_LFS)) == _LFS
     return "it is a pointer of Git LFS: download the file with git lfs pull" if pointer else ""
+
+
+def optional_import(name: str) -> Any:
+    """Imports a module of an extra, or raises an error that names the smallest extra with it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != (name := name.partition(".")[0]):
+            raise
+        extra = "experiments" if name == "tensorflow_datasets" else "pretrained"
+        message = f'{name} is not installed: pip install "hopfax[{extra}]"'
+        raise ModuleNotFoundError(message, name=name) from None

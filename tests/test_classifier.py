@@ -170,11 +170,11 @@ def test_long_texts_are_truncated_with_a_warning(small):
         ({}, ["a film", ("a", "\u200b\0")], "text 1 is empty"),
         ({}, [], "texts must not be empty"),
         ({}, [(("a", "b"), ("c", "d"))], "text 0 must be .* a pair of strings, got choices"),
-        ({"labels": ("bad", "good")}, TEXTS, "labels must name the model's 3 outputs"),
-        ({"labels": ("bad", "good", "bad")}, TEXTS, "labels must be distinct, got bad, good, bad"),
-        ({"labels": (0, "bad", "good")}, TEXTS, r"labels must be strings, got \(0, 'bad', 'good'"),
+        ({"labels": ("bad", "good")}, TEXTS, "labels must be distinct .* model's 3 outputs"),
+        ({"labels": ("bad", "good", "bad")}, TEXTS, r"got \('bad', 'good', 'bad'\)"),
+        ({"labels": (0, "bad", "good")}, TEXTS, r"labels must be .* got \(0, 'bad', 'good'"),
         ({"params": lambda leaf: leaf[None]}, TEXTS, r"of one seed .* shape .*, got \(1, "),
-        ({"params": lambda leaf: leaf.astype("bfloat16")}, TEXTS, "float32, got bfloat16 for "),
+        ({"params": lambda leaf: leaf.astype("bfloat16")}, TEXTS, "must be float32, got bfloat16 "),
         ({"params": lambda leaf: leaf * np.nan}, TEXTS, "outputs are not finite for text 0"),
     ],
 )
@@ -191,7 +191,7 @@ def test_vocabulary_and_parameters_must_fit_the_model(small):
             other = dataclasses.replace(VOCABULARY, tokens=tokens)
             Classifier(small.model, small.params, other, LABELS)
     fewer = {name: leaf for name, leaf in small.params.items() if name != "norm"}
-    with pytest.raises(ValueError, match=r"missing tensor norm\.bias, and 1 more"):
+    with pytest.raises(ValueError, match=r"missing tensor norm\.bias"):
         Classifier(small.model, fewer, VOCABULARY, LABELS)
 
 

@@ -14,7 +14,7 @@ import scipy.stats
 from nn import checkpoints
 from safetensors.numpy import load_file, save_file
 
-from hopfax import command, stability
+from hopfax import command, measure, stability
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
 from hopfax.data.tokenize import WordPiece, text_tokenizer
@@ -83,20 +83,20 @@ def run(out, name, model, *arguments):
 def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
     encoder, pairs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(command, "SNR_DB", (60, 20, -30))
+    monkeypatch.setattr(measure, "SNR_DB", (60, 20, -30))
     columns = ("--text", "first", "--pair", "second", "--label", "score", "--memory")
     rows = run(tmp_path / "out", "robustness", encoder, "--dev", pairs, *columns)
     scores = {(row["site"], row["snr_db"]): float(row["score"]) for row in rows}
     assert len(rows) == 10 and {row["num_examples"] for row in rows} == {"15"}
     assert all(float(row["low"]) <= float(row["score"]) <= float(row["high"]) for row in rows)
     clean = scores["clean", "inf"]
-    for site in command.SITES.values():
+    for site in measure.SITES.values():
         assert scores[site, "60"] == pytest.approx(clean, abs=8) and scores[site, "-30"] != clean
-    noisy, recalled = (scores[command.SITES[site], "20"] for site in ("token", "memory"))
+    noisy, recalled = (scores[measure.SITES[site], "20"] for site in ("token", "memory"))
     assert recalled == pytest.approx(clean, abs=0.1) and noisy != recalled
     assert {"README.md", "figure.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     texts = ((f"{a} {b}", f"{b} {a}") for a, b in itertools.pairwise(WORDS))
-    first, second = map(command.TextEncoder(encoder).outputs, zip(*texts, strict=True))
+    first, second = map(measure.TextEncoder(encoder).outputs, zip(*texts, strict=True))
     labels = np.arange(len(first)) % 5
     ranks = scipy.stats.spearmanr(np.sum(first * second, axis=1), labels).statistic
     assert clean == pytest.approx(100 * ranks, abs=0.01)
@@ -106,7 +106,7 @@ def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
 def test_robustness_of_a_classifier_is_its_accuracy(
     saved_by, classifier, films, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(command, "SNR_DB", (6,))
+    monkeypatch.setattr(measure, "SNR_DB", (6,))
     model, names = classifier, ("--labels", "poor", "fine")
     if saved_by == "hopfax":
         films.write_text(films.read_text().replace("bad", "poor").replace("good", "fine"))
@@ -124,12 +124,12 @@ def test_robustness_of_a_classifier_is_its_accuracy(
 
 
 def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "SNR_DB", (6,))
+    monkeypatch.setattr(measure, "SNR_DB", (6,))
     model = tiny_folder(tmp_path / "hub", "roberta", ("score",))
     columns = ("--text", "first", "--pair", "second", "--label", "score")
     clean = run(tmp_path / "out", "robustness", model, "--dev", pairs, *columns)[0]
     texts = [(f"{a} {b}", f"{b} {a}") for a, b in itertools.pairwise(WORDS)]
-    predicted = command.TextEncoder(model).outputs(texts)[:, 0]
+    predicted = measure.TextEncoder(model).outputs(texts)[:, 0]
     ranks = scipy.stats.spearmanr(predicted, np.arange(len(texts)) % 5).statistic
     assert float(clean["score"]) == pytest.approx(100 * ranks, abs=0.01)
     assert command.main(["stability", str(model), "--texts", str(pairs)]) == 1
@@ -152,10 +152,10 @@ STARS = [f"{count} stars" for count in range(1, 6)]
 )
 def test_labels_that_are_numbers_are_names_first(labels, names, expected):
     if isinstance(expected, list):
-        assert command._class_numbers(labels, names).tolist() == expected
+        assert measure._class_numbers(labels, names).tolist() == expected
         return
     with pytest.raises(ValueError, match=f"^--label has {expected}.*: list .* --labels"):
-        command._class_numbers(labels, names)
+        measure._class_numbers(labels, names)
 
 
 def test_outputs_are_the_probabilities_of_the_classifier(classifier, remembering):
@@ -164,7 +164,7 @@ def test_outputs_are_the_probabilities_of_the_classifier(classifier, remembering
         (classifier, ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]),
         (remembering, [("a b", "c d e"), ("f g h", "i")]),
     ):
-        outputs = command.TextEncoder(folder).outputs(texts)
+        outputs = measure.TextEncoder(folder).outputs(texts)
         expected = Classifier.load(folder).predict(texts).probabilities
         np.testing.assert_allclose(outputs, expected, rtol=1e-4)
         assert len(set(outputs[:, 0].tolist())) == len(texts)
@@ -175,13 +175,14 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
     assert [row["layer"] for row in rows] == ["1", "output"] * 5
     rows = rows[1::2]
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
-    loaded = command.TextEncoder(classifier)
+    loaded = measure.TextEncoder(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
-    tokens = loaded.embed_tokens(loaded.params, ids)
+    tokens = loaded.apply(loaded.params, ids, method="embed_tokens")
+    types = loaded.apply(loaded.params, ids, method="token_types")
 
     def probabilities(x):
-        embeddings = loaded.embed(loaded.params, x[None], ids)
-        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool), ids)[0]
+        embeddings = loaded.apply(loaded.params, x[None], types, method="embed")
+        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool), types)[0]
 
     slopes = jax.jit(partial(stability.geometric_influence, probabilities, per_token=True))(tokens)
     measured = np.array([float(row["influence"]) for row in rows])
@@ -191,8 +192,8 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
 def test_influence_on_a_layers_mean_hidden_state(family, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_DRAWS", 2)
-    monkeypatch.setattr(command, "_DRAWS_DB", 200.0)  # all copies are the same
+    monkeypatch.setattr(measure, "_DRAWS", 2)
+    monkeypatch.setattr(measure, "_DRAWS_DB", 200.0)  # all copies are the same
     folder = tiny_folder(tmp_path / family, family)
     model, mask = load_pretrained(folder), np.ones((1, 5), bool)
     tokens = model.embed(np.array([[2, 4, 5, 6, 3]]))
@@ -210,10 +211,10 @@ def test_influence_on_a_layers_mean_hidden_state(family, tmp_path, monkeypatch):
 
 
 def test_random_directions_estimate_the_derivative_with_an_error(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_DRAWS_DB", 200.0)  # all copies are the same
+    monkeypatch.setattr(measure, "_DRAWS_DB", 200.0)  # all copies are the same
     values = []
     for count in (4, 4096):  # four directions, and all eight coordinates
-        monkeypatch.setattr(command, "_PROJECTIONS", count)
+        monkeypatch.setattr(measure, "_PROJECTIONS", count)
         rows = run(tmp_path / str(count), "influence", encoder, "a b c")[1::2]  # of two layers
         values.append([float(row["influence"]) for row in rows])
         relative = [float(row["standard_error"]) / float(row["influence"]) for row in rows]
@@ -232,23 +233,23 @@ def test_replacement_changes_all_tokens_but_the_special_ones(special, tmp_path, 
         replaced.append(int(mask.sum(1).max()))
         return ids
 
-    monkeypatch.setattr(command, "_replaced", count)
+    monkeypatch.setattr(measure, "_replaced", count)
     with jax.disable_jit():
-        command.TextEncoder(folder).outputs(["a b a", "a"], "replacement", 0.5)
+        measure.TextEncoder(folder).outputs(["a b a", "a"], "replacement", 0.5)
     assert max(replaced) == 3
 
 
 def test_replacement_keeps_what_the_mask_excludes():
     mask = jnp.array([[False, True, True, False], [False, True, False, False]])
     keys = jax.random.split(jax.random.key(0), 2)
-    ids = command._replaced(keys, jnp.zeros((2, 4), int), mask, jnp.float32(-1.0), 10**6)
+    ids = measure._replaced(keys, jnp.zeros((2, 4), int), mask, jnp.float32(-1.0), 10**6)
     assert ((np.asarray(ids) > 0) == mask).all()
 
 
 def test_token_types_are_those_of_the_clean_text(encoder, monkeypatch):
     """A separator that replaces a token does not start a second text."""
-    model, loaded, ids = command.TextEncoder(encoder), load_pretrained(encoder), [[2, 3, 5, 4, 3]]
-    monkeypatch.setattr(command, "_replaced", lambda *_: jnp.pad(jnp.array(ids), ((0, 0), (0, 3))))
+    model, loaded, ids = measure.TextEncoder(encoder), load_pretrained(encoder), [[2, 3, 5, 4, 3]]
+    monkeypatch.setattr(measure, "_replaced", lambda *_: jnp.pad(jnp.array(ids), ((0, 0), (0, 3))))
     (output,) = model.outputs(["a b a"], "replacement", 0.5)
     mean = loaded.forward(loaded.embed(np.array(ids)), np.ones((1, 5))).output[0].mean(0)
     np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
@@ -299,7 +300,7 @@ def test_errors_are_one_line_and_leave_nothing(
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
         ("robustness", classifier, f"--dev {pairs} {columns}", "--label has 0, 1, 2, 3, 4, but"),
         ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
-        ("robustness", encoder, f"--dev {pairs} --text first --pair first", "--pair must differ"),
+        ("robustness", encoder, f"--dev {pairs} --text first --pair first", "must differ, got fir"),
         ("robustness", remembering, f"--dev {films} --text review --memory", "already has memory"),
         ("robustness", classifier, f"--dev {films} --text review --labels a", "bad, good; got .'a"),
         ("robustness", classifier, f"--dev {same} --text review", "--label must have two or more"),
@@ -336,7 +337,7 @@ def test_sentence_transformers_embed_texts_with_a_prompt_and_a_maximum_length(tm
         write(folder / f"{name}.json", json.dumps(content))
     model, ids = load_pretrained(folder), np.array([[2, 4, 5, 6, 7, 3]])  # [CLS] a b c d [SEP]
     with pytest.warns(UserWarning, match="more than 6 tokens"):
-        (output,) = command.TextEncoder(folder).outputs(["c d e f"])
+        (output,) = measure.TextEncoder(folder).outputs(["c d e f"])
     expected = model.forward(model.embed(ids), np.ones(ids.shape)).output[0, 3]  # of c
     np.testing.assert_allclose(output, expected / np.linalg.norm(expected), rtol=1e-4, atol=1e-5)
 
@@ -346,8 +347,8 @@ def test_stability_is_the_mean_cosine_of_the_outputs(model, tmp_path, request):
     folder, lines = request.getfixturevalue(model), [f"{a} b c" for a in WORDS]
     texts = write(tmp_path / "texts.txt", *lines)
     rows = run(tmp_path / "out", "stability", folder, "--texts", texts, "--rows", 4)
-    outputs, kept = command.TextEncoder(folder).outputs, [lines[i] for i in (0, 5, 10, 15)]
-    for row, rho in zip(rows, command.RHO, strict=True):
+    outputs, kept = measure.TextEncoder(folder).outputs, [lines[i] for i in (0, 5, 10, 15)]
+    for row, rho in zip(rows, measure.RHO, strict=True):
         pairs = zip(outputs(kept), outputs(kept, "replacement", rho), strict=True)
         cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
         mean, half = np.mean(cosines), 1.96 * scipy.stats.sem(cosines)
@@ -360,7 +361,7 @@ def test_ctrl_c_and_a_closed_pipe_end_the_command_quietly(encoder, tmp_path, mon
     def pressed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "encode_texts", pressed)
+    monkeypatch.setattr(measure, "encode_texts", pressed)
     assert command.main(["influence", str(encoder), "a", "--out", str(tmp_path / "out")]) == 130
     read, write = os.pipe()
     os.close(read)

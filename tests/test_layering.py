@@ -27,15 +27,15 @@ ALLOWED = {
     "hopfax.fixed_point": "checks",
     "hopfax.cpu": "",
     "hopfax.hub": "",
-    "hopfax.optional": "",
     "hopfax.hopfield": "checks fixed_point cpu",
     "hopfax.stability": "checks",
-    "hopfax.data": "hub optional",
+    "hopfax.data": "hub",
     "hopfax.text": "",
-    "hopfax.nn": "checks hub optional fixed_point cpu hopfield",
+    "hopfax.nn": "checks hub fixed_point cpu hopfield",
     "hopfax.train": "checks cpu hopfield nn data text",
-    "hopfax.classifier": "nn train data hub optional",
-    "hopfax.command": "hopfax hopfield stability nn train data hub optional classifier",
+    "hopfax.classifier": "nn train data hub",
+    "hopfax.measure": "hopfield stability nn train data hub classifier",
+    "hopfax.command": "hopfax hub measure",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
@@ -174,6 +174,23 @@ hopfax.nn.robertha
 """)
     with pytest.raises(AttributeError, match="no attribute 'hopfeild'"):
         _ = hopfax.hopfeild
+
+
+def test_lists_and_helps_do_not_import_jax():
+    run_python("""
+import sys
+from hopfax import command
+for line in ("--version", "--help", "robustness --help", "influence --help", "stability --help"):
+    try:
+        command.main(line.split())
+    except SystemExit as stop:
+        assert not stop.code
+from experiments.__main__ import main
+assert main([]) == 0 and not {"jax", "flax", "numpy", "matplotlib"} & set(sys.modules)
+for name in ("robustness", "attribution", "demo", "predict"):
+    assert main([name, "--help"]) == 0
+assert not {"jax", "flax", "pandas", "matplotlib", "tensorflow"} & set(sys.modules)
+""")
 
 
 def test_only_the_functions_that_need_an_extra_ask_for_it():

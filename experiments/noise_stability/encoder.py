@@ -162,7 +162,10 @@ def measure(
     order = np.random.default_rng(config.seed).permutation(len(data.test.labels))[: budget.texts]
     chosen = Encoded(*(field[order] for field in data.test))
     few = Encoded(*(field[: budget.level_texts] for field in chosen))
-    parts, (level_texts,) = padded(chosen, data.pad_id, budget.lengths), padded(few, data.pad_id, 1)
+    parts, (level_texts,) = (
+        padded(chosen, data.vocabulary.pad_id, budget.lengths),
+        padded(few, data.vocabulary.pad_id, 1),
+    )
     places = pd.Index(np.concatenate([part.index for part in parts])).get_indexer(
         pd.Index(chosen.index)
     )

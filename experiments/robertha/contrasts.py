@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
+if TYPE_CHECKING:  # imported where a page is made: --help reads the contrasts
+    import pandas as pd
 
-from experiments import gaussian, report, tidy
+    from experiments.report import Page
 
 
 class Contrast(NamedTuple):
@@ -58,6 +59,10 @@ def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataF
     Returns:
         `change`, with the denoiser if there is one; task, site, protocol, level, seed, score.
     """
+    import pandas as pd
+
+    from experiments import tidy
+
     keys, parts = ["task", "denoiser", "site", "protocol", "level", "seed"], []
     for each in contrasts:
         ours, before = (tidy.select(scores, model=name) for name in (each.model, each.before))
@@ -74,8 +79,10 @@ def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataF
     return pd.concat(parts, ignore_index=True).drop(columns="denoiser")
 
 
-def page(folder: Path, contrasts: Sequence[Contrast]) -> report.Page:
+def page(folder: Path, contrasts: Sequence[Contrast]) -> Page:
     """Returns the page of a run: the points that each change gains, mean over noise levels."""
+    from experiments import gaussian, report, tidy
+
     gained = differences(tidy.scores(tidy.read(folder)), contrasts)
     if not (gained.level > 0).any():  # other models
         return gaussian.page(folder)

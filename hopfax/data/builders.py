@@ -21,8 +21,7 @@ import numpy as np
 
 from hopfax.data.raw import raw_file, read_rows
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
-from hopfax.hub import local_path
-from hopfax.optional import optional_import
+from hopfax.hub import local_path, optional_import
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds

@@ -15,8 +15,7 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import numbered_lines
 from hopfax.data.tasks import Example, check_integer
-from hopfax.hub import local_path
-from hopfax.optional import optional_import
+from hopfax.hub import local_path, optional_import
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopfax.data.tokenize import WordPiece, read_vocabulary
-from hopfax.hub import model_folder, read_json
-from hopfax.optional import optional_import
+from hopfax.hub import model_folder, optional_import, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from hopfax.data.tokenize import SPECIAL, WordPiece
-from hopfax.optional import optional_import
+from hopfax.hub import optional_import
 
 _PREFIX = "##"
 

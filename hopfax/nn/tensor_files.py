@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hopfax.hub import lfs_hint, read_json
-from hopfax.optional import optional_import
+from hopfax.hub import lfs_hint, optional_import, read_json
 
 Shape = tuple[int, ...]
 _FLOATS = ("F64", "F32", "F16", "BF16")

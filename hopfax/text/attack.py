@@ -5,7 +5,6 @@ runs many attacks at the same time, with one model call for all queries of a ste
 """
 
 import itertools
-import math
 import numbers
 import reprlib
 from collections.abc import Callable, Generator, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hopfax.text.log import Corrupted, T, Text, strings
+from hopfax.text.log import T, Text, Version
 
 Label = int | float
 
@@ -83,12 +82,12 @@ class AttackResult(NamedTuple, Generic[T]):
     """The result of an attack on one text.
 
     Attributes:
-        corrupted: The attacked text with its log; the clean text if no edit increased the loss.
+        version: The attacked text with its log; the clean text if no edit increased the loss.
         clean_loss: The model's loss on the clean text.
         loss: The model's loss on the attacked text.
     """
 
-    corrupted: Corrupted[T]
+    version: Version[T]
     clean_loss: float
     loss: float
 
@@ -115,8 +114,6 @@ def attack_each(
             f"texts, labels and rows must have equal lengths, got {len(texts)} texts, "
             f"{len(labels)} labels and {len(rows)} rows"
         )
-    for text in texts:
-        strings(text)  # checks the type
     results: list[AttackResult[T]] = []
     for start in range(0, len(texts), batch_size):
         batch = slice(start, start + batch_size)
@@ -160,9 +157,8 @@ def _losses(victim: Victim, texts: list[Text], labels: list[Label]) -> np.ndarra
     losses = np.asarray(victim.loss(texts, labels), np.float64)
     if losses.shape != (len(texts),):
         raise ValueError(f"loss must return shape ({len(texts)},), got {losses.shape}")
-    for text, loss in zip(texts, losses.tolist(), strict=True):
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss must be finite, got {loss} on {text!r}")
+    if len(wrong := np.flatnonzero(~np.isfinite(losses))):
+        raise ValueError(f"the loss must be finite, got {losses[wrong[0]]} on {texts[wrong[0]]!r}")
     return losses
 
 

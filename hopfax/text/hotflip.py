@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from hopfax.text import changes
 from hopfax.text.attack import (
@@ -23,12 +23,12 @@ from hopfax.text.attack import (
     check_positive,
 )
 from hopfax.text.changes import Change, cased
-from hopfax.text.log import Draft, T, draft, edited
+from hopfax.text.log import T, Version, edit, split_words
 from hopfax.text.typos import num_changes
 
 Form = Literal["characters", "tokens"]
 # The children of a state: the texts with one more edit, in order of their estimated gain.
-Propose = Callable[[Draft, Linearized], list[Draft]]
+Propose = Callable[[Version, Linearized], list[Version]]
 
 # The tokens that a token may replace: none, words, or pieces within words.
 NEVER, WORD, PIECE = 0, 1, 2
@@ -103,7 +103,7 @@ def hotflip(
         ...     return [(tokens.index(word),) for word in words]
         >>> victim = text.Victim(loss, text.Gradients(linearize, pieces, np.eye(2), tokens))
         >>> (result,) = text.hotflip(victim, ["good"], [1], rate=1, form="tokens")
-        >>> result.corrupted.text, result.loss
+        >>> result.version.text, result.loss
         ('bad', 1.0)
 
     References:
@@ -137,20 +137,20 @@ def hotflip(
 
 
 class _State(NamedTuple):
-    draft: Draft[Any]
+    version: Version[Any]
     loss: float
 
 
 def _search(text: T, row: int, *, propose: Propose, rate: float, beam: int) -> Search[T]:
-    clean = draft(text)
+    clean = split_words(text)
     (clean_loss,) = yield Query([text])
     best = _State(clean, float(clean_loss))
     states = [best]
-    for _ in range(num_changes(rate, len(clean.words))):
-        linearized = yield Query([state.draft.text for state in states], gradient=True)
-        drafts = [state.draft for state in states]
-        proposals = list(map(propose, drafts, linearized))
-        children: dict[Any, Draft] = {}
+    for _ in range(num_changes(rate, clean.num_words)):
+        versions = [state.version for state in states]
+        linearized = yield Query([version.text for version in versions], gradient=True)
+        proposals = list(map(propose, versions, linearized))
+        children: dict[Any, Version] = {}
         for child in itertools.chain(*proposals):
             children.setdefault(child.text, child)
         if not children:
@@ -160,10 +160,10 @@ def _search(text: T, row: int, *, propose: Propose, rate: float, beam: int) -> S
         ranked = sorted(evaluated, key=lambda state: state.loss, reverse=True)
         # The best child of the first state goes first, to keep the path of beam 1.
         firsts = {child.text for child in proposals[0]}
-        greedy = [state for state in ranked if state.draft.text in firsts][:1]
+        greedy = [state for state in ranked if state.version.text in firsts][:1]
         states = (greedy + [state for state in ranked if state not in greedy])[:beam]
         best = max([best, *states], key=lambda state: state.loss)
-    return AttackResult(best.draft.corrupted(), float(clean_loss), best.loss)
+    return AttackResult(best.version, float(clean_loss), best.loss)
 
 
 class _Tokens(NamedTuple):
@@ -175,7 +175,7 @@ class _Tokens(NamedTuple):
     ends: np.ndarray
 
 
-def _editable_words(current: Draft, linear: Linearized) -> dict[int, _Tokens]:
+def _editable_words(current: Version, linear: Linearized) -> dict[int, _Tokens]:
     """Tokens of the words that have not been edited and that the model reads, by word number.
 
     The gradient of a word that choices share is the sum over the choices.
@@ -202,8 +202,8 @@ def _kind(token: str) -> int:
 
 
 def _token_flips(
-    current: Draft, linear: Linearized, *, gradients: Gradients, kinds: np.ndarray, count: int
-) -> list[Draft]:
+    current: Version, linear: Linearized, *, gradients: Gradients, kinds: np.ndarray, count: int
+) -> list[Version]:
     """The best flips of a token after which the model reads the intended tokens."""
     words = _editable_words(current, linear)
     pieces = gradients.pieces([current.spelling(index) for index in words])
@@ -217,63 +217,48 @@ def _token_flips(
         return []
     ids = np.array([words[index].ids[place] for index, place in owners])
     gradient = np.stack([words[index].gradient[place] for index, place in owners])
-    table: Any = gradients.table
     num_flips = 4 * count  # some are tokenized differently
     while True:
-        flips = best_flips(table, ids, gradient, kinds=kinds, count=num_flips)
+        flips = _best_flips(gradients.table, ids, gradient, kinds, num_flips)
         edits = []  # word, change, intended tokens
-        for _, owner, token in flips:
+        for owner, token in flips:
             index, place = owners[owner]
-            spelling, word = current.spelling(index), words[index]
-            start, end = int(word.starts[place]), int(word.ends[place])
-            new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
-            change = Change("token", start, spelling[start:end], new)
+            word, start = words[index], int(words[index].starts[place])
+            old = current.spelling(index)[start : int(word.ends[place])]
+            new = cased(gradients.tokens[token].removeprefix("##"), old)
+            change = Change("token", start, old, new)
             edits.append((index, change, (*word.ids[:place], token, *word.ids[place + 1 :])))
         spellings = [change.of(current.spelling(index)) for index, change, _ in edits]
         pairs = zip(edits, gradients.pieces(spellings), strict=True)
-        valid = [edit[:2] for edit, pieces in pairs if edit[2] == tuple(pieces)]
+        valid = [tuple(each) for (*each, ids), pieces in pairs if ids == tuple(pieces)]
         if len(valid) >= count or len(flips) < num_flips:
-            return [edited(current, *edit) for edit in valid[:count]]
+            return [edit(current, {index: change}) for index, change in valid[:count]]
         num_flips *= 4
 
 
-def best_flips(
-    table: Float[Array, "vocab width"],
-    ids: Int[np.ndarray, " tokens"],
-    gradient: Float[np.ndarray, "tokens width"],
-    *,
-    kinds: Int[np.ndarray, " vocab"],
-    count: int,
-) -> list[tuple[float, int, int]]:
-    """Estimated gain, position and new token of the best flips: at most `count`, best first.
+def _best_flips(
+    table: Any, ids: np.ndarray, gradient: np.ndarray, kinds: np.ndarray, count: int
+) -> list[tuple[int, int]]:
+    """Returns position and new token of at most `count` flips, those with the greatest gain first.
 
-    `kinds` is `WORD`, `PIECE` or `NEVER` for each vocabulary entry. Pieces replace pieces; words
-    replace words and `NEVER` tokens.
+    Pieces replace pieces; words replace words and `NEVER` tokens.
     """
     spare = -len(ids) % _TOKEN_MULTIPLE
-    replaceable_by = np.where(kinds[ids] == NEVER, WORD, kinds[ids])
     gains, places = _best(
         table,
         np.pad(ids, (0, spare)),
         np.pad(gradient, ((0, spare), (0, 0))),
-        np.pad(replaceable_by, (0, spare), constant_values=-1),
+        np.pad(np.maximum(kinds[ids], WORD), (0, spare), constant_values=-1),
         kinds,
         count=min(count, (len(ids) + spare) * len(kinds)),
     )
-    positions, tokens = np.divmod(np.asarray(places), len(kinds))
-    flips = zip(np.asarray(gains).tolist(), positions.tolist(), tokens.tolist(), strict=True)
-    return [flip for flip in flips if flip[0] > -np.inf]
+    positions, tokens = np.divmod(np.asarray(places)[np.asarray(gains) > -np.inf], len(kinds))
+    return list(zip(positions.tolist(), tokens.tolist(), strict=True))
 
 
 @partial(jax.jit, static_argnames="count")
 def _best(
-    table: Float[Array, "vocab width"],
-    ids: Int[Array, " tokens"],
-    gradient: Float[Array, "tokens width"],
-    replaceable_by: Int[Array, " tokens"],
-    kinds: Int[Array, " vocab"],
-    *,
-    count: int,
+    table: Array, ids: Array, gradient: Array, replaceable_by: Array, kinds: Array, *, count: int
 ) -> tuple[Array, Array]:
     projected = gradient @ table.T
     gains = projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
@@ -314,8 +299,8 @@ def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
 
 
 def _character_edits(
-    current: Draft, linear: Linearized, *, gradients: Gradients, count: int
-) -> list[Draft]:
+    current: Version, linear: Linearized, *, gradients: Gradients, count: int
+) -> list[Version]:
     """The edits of one letter with the greatest estimated gain."""
     words = _editable_words(current, linear)
     variants = _variants([current.spelling(index) for index in words], gradients)
@@ -332,4 +317,4 @@ def _character_edits(
         edits += [(index, change) for change in variant.changes]
     gain = np.concatenate([np.zeros(0), *gains])
     best = np.argsort(-gain, kind="stable")[:count].tolist()
-    return [edited(current, *edits[number]) for number in best if gain[number] > -np.inf]
+    return [edit(current, dict([edits[number]])) for number in best if gain[number] > -np.inf]

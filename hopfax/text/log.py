@@ -37,27 +37,6 @@ class Edit(NamedTuple):
     after: str
 
 
-class Corrupted(NamedTuple, Generic[T]):
-    """A text with edits.
-
-    Attributes:
-        text: The edited text, in the same structure as the clean one.
-        edits: The edits, in order.
-        num_words: Number of words of the clean text.
-        num_changed: Number of changed words.
-    """
-
-    text: T
-    edits: tuple[Edit, ...]
-    num_words: int
-    num_changed: int
-
-    @property
-    def rate(self) -> float:
-        """Fraction of changed words; 0 if there are no words."""
-        return self.num_changed / max(self.num_words, 1)
-
-
 class Word(NamedTuple):
     """A word of a text, in one string or in those of all choices that share it."""
 
@@ -67,22 +46,38 @@ class Word(NamedTuple):
     changed: bool = False
 
 
-class Draft(NamedTuple, Generic[T]):
-    """A text that is being edited; `words` are those of the clean text, where they are now."""
+class Version(NamedTuple, Generic[T]):
+    """A version of a text, with the edits that led to it.
+
+    Attributes:
+        text: The text, in the same structure as the clean one.
+        words: The words of the clean text, where they are now.
+        edits: The edits, in order.
+    """
 
     text: T
     words: tuple[Word, ...]
     edits: tuple[Edit, ...] = ()
 
+    @property
+    def num_words(self) -> int:
+        """Number of words of the clean text."""
+        return len(self.words)
+
+    @property
+    def num_changed(self) -> int:
+        """Number of changed words."""
+        return sum(word.changed for word in self.words)
+
+    @property
+    def rate(self) -> float:
+        """Fraction of changed words; 0 if there are no words."""
+        return self.num_changed / max(self.num_words, 1)
+
     def spelling(self, index: int) -> str:
         """Returns the current spelling of a word."""
         word = self.words[index]
         return strings(self.text)[word.fields[0]][word.start : word.end]
-
-    def corrupted(self) -> Corrupted[T]:
-        """Returns the text with its log."""
-        changed = sum(word.changed for word in self.words)
-        return Corrupted(self.text, self.edits, len(self.words), changed)
 
 
 def strings(text: Text) -> tuple[str, ...]:
@@ -97,13 +92,13 @@ def strings(text: Text) -> tuple[str, ...]:
     return tuple(string for part in text for string in strings(part))
 
 
-def _rebuilt(part: Any, new: Iterator[str]) -> Any:
-    """A text of the same structure with other strings."""
-    return next(new) if isinstance(part, str) else tuple(_rebuilt(inner, new) for inner in part)
+def _replace(part: Any, new: Iterator[str]) -> Any:
+    """Returns a text of the same structure with other strings."""
+    return next(new) if isinstance(part, str) else tuple(_replace(inner, new) for inner in part)
 
 
-def draft(text: T) -> Draft[T]:
-    """Opens a text for editing.
+def split_words(text: T) -> Version[T]:
+    """Returns a text with its words, to edit.
 
     A word is a run of letters and digits of any script with at least one letter, possibly with
     apostrophes inside (`don't`): `2nd` is a word, `1999` and `...` are not, `well-known` is two
@@ -117,42 +112,35 @@ def draft(text: T) -> Draft[T]:
 
     Example:
         >>> from hopfax import text
-        >>> len(text.draft("don't see it").words)
+        >>> text.split_words("don't see it").num_words
         3
     """
-    parts = strings(text)
+    parts, nested = strings(text), any(isinstance(part, tuple) for part in text)
+    # Strings that choices share at the same position, with their indices.
+    shared: dict[tuple[int, str], tuple[int, ...]] = {}
+    keys = (key for choice in (text if nested else (text,)) for key in enumerate(strings(choice)))
+    for number, key in enumerate(keys):
+        shared[key] = (*shared.get(key, ()), number)
     words = [
         Word(fields, match.start(), match.end())
-        for fields in _distinct(text)
+        for fields in shared.values()
         for match in _WORD.finditer(parts[fields[0]])
         if any(character.isalpha() for character in match.group())
     ]
-    return Draft(text, tuple(words))
+    return Version(text, tuple(words))
 
 
-def _distinct(text: Text) -> list[tuple[int, ...]]:
-    """Indices of the strings; strings that choices share are in one tuple."""
-    nested = not isinstance(text, str) and any(isinstance(part, tuple) for part in text)
-    choices = text if nested else (text,)
-    shared: dict[tuple[int, str], tuple[int, ...]] = {}
-    for number, key in enumerate(key for choice in choices for key in enumerate(strings(choice))):
-        shared[key] = (*shared.get(key, ()), number)
-    return list(shared.values())
-
-
-def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
-    """Changes the current spelling of a word, in all choices that share it, and logs the edit."""
-    return all_edited(before, {index: change})
-
-
-def all_edited(before: Draft[T], changes: Mapping[int, Change]) -> Draft[T]:
-    """Returns the result of `edited` for one word after the other."""
-    words, log = [], list(before.edits)
+def edit(before: Version[T], changes: Mapping[int, Change]) -> Version[T]:
+    """Changes the spellings of words, in all choices that share them, and logs the edits."""
+    texts, log, words = list(strings(before.text)), list(before.edits), []
     grown = defaultdict[Any, np.ndarray](lambda: np.zeros(len(before.words), int))  # by string
     for index, change in changes.items():
         word = before.words[index]
-        position = word.start + change.offset + int(grown[word.fields][:index].sum())
-        log += [Edit(field, position, change.kind, *change[2:]) for field in word.fields]
+        start = word.start + change.offset + int(grown[word.fields][:index].sum())
+        for field in word.fields:
+            old, end = texts[field], start + len(change.before)
+            texts[field] = f"{old[:start]}{change.after}{old[end:]}"
+            log.append(Edit(field, start, change.kind, change.before, change.after))
         grown[word.fields][index] = len(change.after) - len(change.before)
     shifts = {fields: [0, *growth.cumsum().tolist()] for fields, growth in grown.items()}
     for index, word in enumerate(before.words):
@@ -160,25 +148,10 @@ def all_edited(before: Draft[T], changes: Mapping[int, Change]) -> Draft[T]:
             start, end = word.start + shift[index], word.end + shift[index + 1]
             word = Word(word.fields, start, end, word.changed or index in changes)
         words.append(word)
-    return Draft(edited_text(before, changes), tuple(words), tuple(log))
+    return Version(_replace(before.text, iter(texts)), tuple(words), tuple(log))
 
 
-def edited_text(before: Draft[T], changes: Mapping[int, Change]) -> T:
-    """Returns the text of `all_edited`."""
-    texts = list(strings(before.text))
-    parts: dict[int, tuple[list[str], int]] = {}
-    for index, change in sorted(changes.items()):
-        start = before.words[index].start + change.offset
-        for field in before.words[index].fields:
-            pieces, end = parts.get(field, ([], 0))
-            pieces += [texts[field][end:start], change.after]
-            parts[field] = pieces, start + len(change.before)
-    for field, (pieces, end) in parts.items():
-        texts[field] = "".join([*pieces, texts[field][end:]])
-    return _rebuilt(before.text, iter(texts))
-
-
-def restore(corrupted: Corrupted[T]) -> T:
+def restore(version: Version[T]) -> T:
     """Returns the clean text, by undoing the log from its end.
 
     Raises:
@@ -186,16 +159,16 @@ def restore(corrupted: Corrupted[T]) -> T:
 
     Example:
         >>> from hopfax import text
-        >>> corrupted = text.swap_characters("a wonderful film", rate=0.3, seed=1)
-        >>> corrupted.text, corrupted.edits[0][1:]
+        >>> version = text.swap_characters("a wonderful film", rate=0.3, seed=1)
+        >>> version.text, version.edits[0][1:]
         ('a wnoderful film', (3, 'swap', 'on', 'no'))
-        >>> text.restore(corrupted)
+        >>> text.restore(version)
         'a wonderful film'
     """
-    clean = list(strings(corrupted.text))
-    for edit in reversed(corrupted.edits):
+    clean = list(strings(version.text))
+    for edit in reversed(version.edits):
         string, end = clean[edit.field], edit.position + len(edit.after)
         if string[edit.position : end] != edit.after:
             raise ValueError(f"the log does not match the text: {edit} is not in {string!r}")
         clean[edit.field] = string[: edit.position] + edit.before + string[end:]
-    return _rebuilt(corrupted.text, iter(clean))
+    return _replace(version.text, iter(clean))

@@ -8,7 +8,7 @@ import numpy as np
 from hopfax.text import changes
 from hopfax.text.attack import AttackResult, Label, Query, Search, Victim, attack_each
 from hopfax.text.changes import Change
-from hopfax.text.log import T, draft, edited, edited_text
+from hopfax.text.log import T, edit, split_words
 from hopfax.text.typos import num_changes
 
 BUGS = (changes.bug_insert, changes.bug_delete, changes.bug_swap, changes.bug_substitute)
@@ -54,7 +54,7 @@ def textbugger(
         >>> from hopfax import text
         >>> victim = text.Victim(lambda texts, labels: np.array(["good" not in x for x in texts]))
         >>> (result,) = text.textbugger(victim, ["a good film"], [1], rate=0.3)
-        >>> result.clean_loss, result.loss, result.corrupted.num_changed
+        >>> result.clean_loss, result.loss, result.version.num_changed
         (0.0, 1.0, 1)
 
     References:
@@ -66,23 +66,24 @@ def textbugger(
 
 
 def _search(text: T, row: int, *, rate: float, seed: int) -> Search[T]:
-    current, rng = draft(text), np.random.default_rng((seed, row))
+    current, rng = split_words(text), np.random.default_rng((seed, row))
     count = num_changes(rate, len(current.words))
     words = [current.spelling(index) for index in range(len(current.words))]
     options = [_options(word, rng) for word in words]
     candidates = [index for index, bugs in enumerate(options) if bugs and count]
-    removals = [{index: Change("removal", 0, words[index], "")} for index in candidates]
-    without = [edited_text(current, removal) for removal in removals]
+    removals = {index: Change("removal", 0, words[index], "") for index in candidates}
+    without = [edit(current, {index: removal}).text for index, removal in removals.items()]
     clean_loss, *losses = yield Query([text, *without])
     worst, worst_loss = current, clean_loss
     for rank in np.argsort(-np.asarray(losses), kind="stable").tolist()[:count]:
         index = candidates[rank]
-        losses = yield Query([edited_text(current, {index: change}) for change in options[index]])
+        versions = [edit(current, {index: change}) for change in options[index]]
+        losses = yield Query([version.text for version in versions])
         best = int(np.argmax(losses))
-        current = edited(current, index, options[index][best])
+        current = versions[best]
         if losses[best] > worst_loss:
             worst, worst_loss = current, losses[best]
-    return AttackResult(worst.corrupted(), float(clean_loss), float(worst_loss))
+    return AttackResult(worst, float(clean_loss), float(worst_loss))
 
 
 def _options(word: str, rng: np.random.Generator) -> list[Change]:

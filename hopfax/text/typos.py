@@ -10,12 +10,12 @@ import numpy as np
 
 from hopfax.text import changes
 from hopfax.text.changes import Changes
-from hopfax.text.log import Corrupted, T, all_edited, draft
+from hopfax.text.log import T, Version, edit, split_words
 
 Seed = int | tuple[int, ...]
 
 
-def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
+def misspell(text: T, *, rate: float, seed: Seed) -> Version[T]:
     """Misspells a fraction of the words.
 
     Each chosen word gets one of four mistakes: a neighboring key, an omitted letter, a doubled
@@ -26,7 +26,7 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
     Args:
         text: A string, a pair of strings, or the choices of an example; see `hopfax.text.log`.
         rate: Fraction of all words to change, in [0, 1]; see `num_changes`. If fewer words can
-            change, `Corrupted.rate` is smaller. Words changed at one rate change in the same way at
+            change, `Version.rate` is smaller. Words changed at one rate change in the same way at
             any higher rate.
         seed: One or several integers >= 0, for instance `(seed, row)`, so that the typos of a text
             do not depend on other texts.
@@ -43,10 +43,10 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
         1
     """
     mistakes = (changes.keyboard, changes.omission, changes.doubling, changes.phonetic)
-    return _corrupted(text, rate, seed, mistakes)
+    return _change_words(text, rate, seed, mistakes)
 
 
-def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
+def swap_characters(text: T, *, rate: float, seed: Seed) -> Version[T]:
     """Swaps two neighboring letters in a fraction of the words.
 
     The first and last letter stay, so only words of four letters or more change. Arguments and
@@ -57,7 +57,7 @@ def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
         >>> text.swap_characters("a wonderful film", rate=0.3, seed=1).text
         'a wnoderful film'
     """
-    return _corrupted(text, rate, seed, (changes.swap,))
+    return _change_words(text, rate, seed, (changes.swap,))
 
 
 def num_changes(rate: float, num_words: int) -> int:
@@ -82,8 +82,8 @@ def num_changes(rate: float, num_words: int) -> int:
     return max(1, math.floor(round(rate * num_words, 9) + 0.5))  # 0.7 * 45 < 31.5 in floating point
 
 
-def _corrupted(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Corrupted[T]:
-    clean, rng = draft(text), np.random.default_rng(seed)
+def _change_words(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Version[T]:
+    clean, rng = split_words(text), np.random.default_rng(seed)
     count, chosen = num_changes(rate, len(clean.words)), {}
     for index in rng.permutation(len(clean.words)).tolist():
         if len(chosen) == count:
@@ -92,4 +92,4 @@ def _corrupted(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Co
         if options := [fitting for kind in kinds if (fitting := kind(word))]:
             of_kind = options[rng.integers(len(options))]
             chosen[index] = of_kind[rng.integers(len(of_kind))]
-    return all_edited(clean, chosen).corrupted()
+    return edit(clean, chosen)

@@ -65,9 +65,9 @@ def white_box(
         ...     model, params, vocabulary, max_length=32, lengths=(32,), batch_sizes=(8,)
         ... )
         >>> results = text.textbugger(victim, films, [1, 0], rate=0.3)
-        >>> [(result.corrupted.num_changed, result.corrupted.num_words) for result in results]
+        >>> [(result.version.num_changed, result.version.num_words) for result in results]
         [(1, 3), (1, 4)]
-        >>> [text.restore(result.corrupted) for result in results] == films
+        >>> [text.restore(result.version) for result in results] == films
         True
     """
     for name, sizes in (("lengths", lengths), ("batch_sizes", batch_sizes)):

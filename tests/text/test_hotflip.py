@@ -16,8 +16,8 @@ FORMS = pytest.mark.parametrize("form", ["characters", "tokens"])
 
 def attack(model, clean=CLEAN, label=1, **options):
     (result,) = text.hotflip(model.victim(), [clean], [label], **{"rate": 1} | options)
-    assert text.restore(result.corrupted) == clean
-    assert result.loss == pytest.approx(model.one_loss(result.corrupted.text, label))
+    assert text.restore(result.version) == clean
+    assert result.loss == pytest.approx(model.one_loss(result.version.text, label))
     return result
 
 
@@ -53,7 +53,7 @@ def test_linear_models_get_the_best_edits(words, clean, form, count, options, se
     result = attack(model, clean, label, rate=rate, form=form, **options)
     gains = sorted(best_gain(model, word, label, form) for word in clean.split())
     assert result.loss == pytest.approx(result.clean_loss + sum(gains[-count:]))
-    assert result.corrupted.num_changed == count
+    assert result.version.num_changed == count
 
 
 def test_each_piece_of_a_character_edit_has_the_gradient_of_its_place():
@@ -85,7 +85,7 @@ def test_flips_that_are_tokenized_differently_are_dropped(seed):
     others = [letter + "a" for letter in bags.LETTERS] + ["oy", "oz"]
     others = [other for other in others if len(model.pieces(other)) == 2]
     assert result.loss == pytest.approx(max(model.one_loss(other, 1) for other in others))
-    assert len(model.pieces(result.corrupted.text)) == 2
+    assert len(model.pieces(result.version.text)) == 2
 
 
 @FORMS
@@ -108,7 +108,7 @@ def test_budgets_of_words_and_queries(form):
         model = Bag(seed=5)
         result = attack(model, rate=rate, form=form)
         # One word has no edit that raises this loss.
-        assert result.corrupted.num_changed == min(10, text.num_changes(rate, 11))
+        assert result.version.num_changed == min(10, text.num_changes(rate, 11))
         # The clean text, then the gradients of 3 texts and the losses of 16 edits of each.
         kinds = [kind for kind, _ in model.calls]
         assert kinds == ["loss", *["gradient", "loss"] * text.num_changes(rate, 11)]
@@ -123,7 +123,7 @@ def test_a_batch_equals_one_text_at_a_time(form):
     options = {"rate": 0.3, "form": form}
     together = text.hotflip(many.victim(), texts, [0, 1, 0, 1], **options)
     assert together == text.hotflip(few.victim(), texts, [0, 1, 0, 1], batch_size=1, **options)
-    assert len(many.calls) < len(few.calls) and together[2].corrupted.text != texts[2]
+    assert len(many.calls) < len(few.calls) and together[2].version.text != texts[2]
 
 
 @FORMS
@@ -134,7 +134,7 @@ def test_words_shared_by_choices_have_the_sum_of_their_gradients(form):
         model = Bag(seed=seed)
         options = {"rate": 0.1, "form": form, "beam": 1, "num_candidates": 1}
         result = attack(model, choices, label, **options)
-        assert (result.corrupted.num_words, result.corrupted.num_changed) == (6, 1)
+        assert (result.version.num_words, result.version.num_changed) == (6, 1)
         best = max(best_gain(model, word, label, form) * weights[word] for word in weights)
         assert result.loss - result.clean_loss == pytest.approx(best, rel=1e-5)
 
@@ -146,19 +146,19 @@ def test_words_that_the_model_does_not_read_stay(form):
             return super().tokenized(text)[:2]
 
     result = attack(Short(seed=0), form=form, beam=1)
-    assert 0 < result.corrupted.num_changed <= 2
-    assert result.corrupted.text.endswith(" are wonderful but the story drags badly in places")
+    assert 0 < result.version.num_changed <= 2
+    assert result.version.text.endswith(" are wonderful but the story drags badly in places")
 
 
 def test_the_clean_text_remains_if_no_edit_raises_the_loss():
     gradients = Bag(seed=0).victim().gradients
     flat = Victim(lambda texts, labels: -1.0 * (np.array(texts) != CLEAN), gradients)
     (unchanged,) = text.hotflip(flat, [CLEAN], [1], rate=0.2)
-    assert unchanged.corrupted.text == CLEAN and unchanged.loss == 0
+    assert unchanged.version.text == CLEAN and unchanged.loss == 0
 
 
 def test_case_is_kept():
-    first, second = attack(Bag(seed=0), "THE Actors", form="tokens").corrupted.text.split()
+    first, second = attack(Bag(seed=0), "THE Actors", form="tokens").version.text.split()
     assert first.isupper() and second[0].isupper() and second[1:] == second[1:].lower()
 
 
@@ -168,7 +168,7 @@ def test_the_cache_changes_no_result():
     def edits(cache):
         gradients = model.victim().gradients._replace(cache=cache)
         (result,) = text.hotflip(Victim(model.loss, gradients), [CLEAN], [1], rate=0.3, beam=2)
-        return result.corrupted.edits
+        return result.version.edits
 
     emptied = type("Emptied", (dict,), {"__setitem__": lambda *_: None})  # by another thread
     assert edits(cache) == edits(cache) == edits(emptied()) == edits(None)

@@ -49,8 +49,8 @@ def test_the_most_important_words_get_their_worst_bugs(seed, label, rate):
         spellings[index] = path[-1][1][start : len(path[-1][1]) - end]
     # A later word may undo the effect of an earlier one.
     loss, worst = max(path)
-    assert (result.loss, result.corrupted.text) == (pytest.approx(loss), worst)
-    assert result.clean_loss == path[0][0] and text.restore(result.corrupted) == CLEAN
+    assert (result.loss, result.version.text) == (pytest.approx(loss), worst)
+    assert result.clean_loss == path[0][0] and text.restore(result.version) == CLEAN
     assert all(kind == "loss" for kind, _ in model.calls)
 
 
@@ -62,31 +62,31 @@ def test_randomness_depends_on_the_seed_and_row_only():
         assert alone == [together[place]]
     for options in ({"rows": [6]}, {"rows": [5], "seed": 1}):
         (other,) = attack(Bag(seed=0), rate=0.3, **options)
-        assert other.corrupted != together[0].corrupted
+        assert other.version != together[0].version
 
 
 def test_bugs_are_the_same_on_every_machine():
     codes = Victim(lambda texts, labels: np.array([sum(map(ord, each)) for each in texts]))
     for seed, row, start in ((1, 5, "th e actors ar e wond"), (5, 1, "t he actors ar e wond")):
         (result,) = text.textbugger(codes, [CLEAN], [1], rate=0.3, seed=seed, rows=[row])
-        assert result.corrupted.text.startswith(start)
+        assert result.version.text.startswith(start)
 
 
 @pytest.mark.parametrize("method", [text.textbugger, text.hotflip])
 def test_texts_without_words_stay_and_the_others_change(method):
     results = method(Bag(seed=0).victim(), ["1999", CLEAN, ""], [1, 1, 1], rate=0.2)
-    assert [bool(result.corrupted.edits) for result in results] == [False, True, False]
-    assert results[0] == (("1999", (), 0, 0), *[Bag(seed=0).one_loss("1999", 1)] * 2)
+    assert [bool(result.version.edits) for result in results] == [False, True, False]
+    assert results[0] == (text.split_words("1999"), *[Bag(seed=0).one_loss("1999", 1)] * 2)
 
 
 def test_pairs_and_choices():
     pair = ("the actors are wonderful", "the story drags badly")
     (result,) = attack(Bag(seed=3), [pair], rate=0.25)
-    assert text.restore(result.corrupted) == pair and result.corrupted.num_changed == 2
+    assert text.restore(result.version) == pair and result.version.num_changed == 2
     choices = (("the story drags", "in places"), ("the story drags", "badly"))
     (result,) = attack(Bag(seed=3), [choices], rate=1)
-    assert result.corrupted.text[0][0] == result.corrupted.text[1][0] != choices[0][0]
-    assert text.restore(result.corrupted) == choices and result.corrupted.num_words == 6
+    assert result.version.text[0][0] == result.version.text[1][0] != choices[0][0]
+    assert text.restore(result.version) == choices and result.version.num_words == 6
 
 
 @pytest.mark.parametrize(

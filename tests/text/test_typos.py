@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hopfax import text
-from hopfax.text.log import draft
+from hopfax.text.log import split_words
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
@@ -53,7 +53,7 @@ def test_rates_are_met(corrupt):
     assert (few.num_changed, few.num_words, few.rate) == (1, 5, 0.2)
     for seed in range(5):  # at least one word changes, if any can
         assert corrupt("the best film", rate=0.01, seed=seed).num_changed == 1
-        assert corrupt("a to of", rate=1, seed=seed) == ("a to of", (), 3, 0)
+        assert corrupt("a to of", rate=1, seed=seed) == text.split_words("a to of")
 
 
 @BOTH
@@ -83,7 +83,7 @@ def test_all_words_are_equally_likely():
 
 
 def test_strings_shared_by_choices_change_together_and_count_once():
-    words = draft(COPA).words
+    words = split_words(COPA).words
     assert len(words) == 8 + 4 + 3
     corrupted = text.misspell(COPA, rate=1, seed=2)
     assert corrupted.text[0][0] == corrupted.text[1][0] != COPA[0][0]
@@ -106,10 +106,10 @@ def test_strings_shared_by_choices_change_together_and_count_once():
     ],
 )
 def test_what_a_word_is(clean, words):
-    now = draft(clean)
+    now = split_words(clean)
     assert [now.spelling(index) for index in range(len(now.words))] == words.split()
 
 
 def test_a_log_of_another_text_is_an_error():
     with pytest.raises(ValueError, match="the log does not match the text"):
-        text.restore(text.Corrupted("ABC", (text.Edit(0, 9, "flip", "b", "Z"),), 1, 1))
+        text.restore(text.Version("ABC", (), (text.Edit(0, 9, "flip", "b", "Z"),)))

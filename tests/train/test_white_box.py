@@ -133,19 +133,19 @@ def test_choices_and_scores():
 def test_flipped_tokens_are_those_of_the_corrupted_text():
     attacked = victim(*bag())
     results = text.hotflip(attacked, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")
-    assert sum(len(result.corrupted.edits) for result in results) >= 8
+    assert sum(len(result.version.edits) for result in results) >= 8
     for clean, result in zip(TEXTS, results, strict=True):
-        before, after = attacked.gradients.linearize([clean, result.corrupted.text], [0, 0])
+        before, after = attacked.gradients.linearize([clean, result.version.text], [0, 0])
         assert len(before.ids) == len(after.ids)
-        assert np.sum(before.ids != after.ids) == result.corrupted.num_changed
+        assert np.sum(before.ids != after.ids) == result.version.num_changed
         assert (after.ids >= 4).all()
 
 
 def test_a_word_may_end_in_an_accent_that_the_tokens_omit():
     options = {"rate": 1, "form": "tokens", "beam": 1}
     plain, accented = text.hotflip(victim(*bag()), ["fun", "fun\u0301"], [1, 1], **options)
-    assert plain.corrupted.num_changed == 1
-    assert accented.corrupted.text == plain.corrupted.text + "\u0301"
+    assert plain.version.num_changed == 1
+    assert accented.version.text == plain.version.text + "\u0301"
     assert accented.loss == pytest.approx(plain.loss)
 
 
