@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from hopfax.classifier import Classifier, encode_texts
 from hopfax.data.batching import Encoded, bucket_boundaries, eval_batches, evenly_spaced, to_buckets
-from hopfax.data.tables import read_table
 from hopfax.data.raw import read_text
+from hopfax.data.tables import read_table
 from hopfax.data.tokenize import is_blank, text_tokenizer
 from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.hub import model_folder, optional_import, read_json
