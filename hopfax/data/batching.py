@@ -17,8 +17,7 @@ class Encoded(NamedTuple):
         ids: `(examples, choices, length)` int32, padded at the end; `choices` is 1 except for COPA.
         lengths: `(examples, choices)` int32, number of real tokens including [CLS] and [SEP].
         labels: `(examples,)` int32 classes, or float32 scores for regression.
-        index: `(examples,)` int32 row numbers in the split. Random draws and reports use them, so
-            the order of batches does not matter.
+        index: `(examples,)` int32 row numbers in the split, which seed random draws.
     """
 
     ids: np.ndarray

@@ -4,8 +4,6 @@ Rows of raw files or of the official archives are stored as array_record files:
 
     build("sst2", tfds_dir="sets", raw_dir="glue_data")
     tfds.data_source("hopfax_tasks/sst2", split="validation", data_dir="sets")
-
-`hopfax.data` does not import this module, which imports tensorflow_datasets.
 """
 
 import contextlib

@@ -99,7 +99,7 @@ def tokenize_splits(
     vocab_size: int,
     max_length: int,
 ) -> TaskData:
-    """Tokenizes with a vocabulary, or one of the first split; warns about truncated texts."""
+    """Tokenizes with a vocabulary, by default one of the first split."""
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)

@@ -104,8 +104,8 @@ def read_rows(
     for reason, dropped in skipped.items():
         numbers = ", ".join(str(number) for number, _ in dropped[:5])
         numbers += ", ..." if len(dropped) > 5 else ""
-        share = f"{len(dropped)} of {len(rows)}"
-        warnings.warn(f"{path}: dropped {share} rows {reason} ({unit}s {numbers})", stacklevel=3)
+        message = f"{path}: dropped {len(dropped)} of {len(rows)} rows {reason} ({unit}s {numbers})"
+        warnings.warn(message, stacklevel=3)
     if not usable:
         raise ValueError(f"{path} has no rows: it is empty or truncated")
     return usable

@@ -204,8 +204,7 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
     draw = look_up("synthetic task", name, _DRAW)
     check_integer("size", size, 1, look_up("split", split, MAX_ROWS))
     rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{split}".encode())])
-    seen: set[Row] = set()
-    rows: list[Example] = []
+    seen, rows = set(), []
     while len(rows) < size:
         for label in rng.permutation(len(task(name).labels)).tolist():
             texts = draw(rng, label)

@@ -117,8 +117,7 @@ def read_table(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file has another ending, another encoding or no rows, or a line is
-            malformed.
+        ValueError: If the file has another ending or encoding, no rows, or a malformed line.
 
     Example:
         >>> import pathlib, tempfile
@@ -164,7 +163,7 @@ def _table_rows(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
     rows = (
         _csv_rows(path) if ending == ".csv" else [row for row in tab_cells(path) if row[1] != [""]]
     )
-    line, header = rows[0] if rows else (1, [])
+    line, header = next(iter(rows), (1, []))
     if len(header) == 1 and (other := re.search(f"(?!{separator})[,;|\t]", header[0])):
         raise ValueError(f"{path}, line {line}: separator must be {separator!r}, got {other[0]!r}")
     return by_column(path, rows)

@@ -41,8 +41,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
     normalize = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
     split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     frequencies = Counter(word for text in texts for word, _ in split(normalize(text)))
-    words: list[tuple[str, ...]]
-    words = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in frequencies]
+    words = [(*word[:1], *(_PREFIX + letter for letter in word[1:])) for word in frequencies]
     if not words:
         raise ValueError("texts must have at least one word")
     counts = list(frequencies.values())
