@@ -131,6 +131,12 @@ def bonami_beckner_pair(
     return tokens, jnp.where(kept, tokens, fresh)
 
 
+def flip_pair(key: PRNGKeyArray, shape: tuple[int], *, rho: Rho) -> tuple[Array, Array]:
+    """Draws uniform ±1 bits, and a copy with bit number `rho` flipped."""
+    bits = jax.random.rademacher(key, shape, jnp.result_type(float))
+    return bits, jnp.where(jnp.arange(len(bits)) == jnp.asarray(rho).astype(int), -bits, bits)
+
+
 def _check_rho(rho: Rho) -> None:
     check_shapes(rho=(rho, ""))
     check_range(-1, 1, rho=rho)

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range, one_array
-from hopfax.stability.estimators import Fn, Pair, noise_stability
+from hopfax.stability.batches import is_tracing, map_batches
+from hopfax.stability.estimators import Fn, Pair, estimator, sum_of_products
 from hopfax.stability.noise import gaussian_pair
 
 # Chebyshev points with both ends, which measure the weights' plain and alternating sums.
@@ -103,30 +104,25 @@ def level_weights(
     check_count(0, 20, degree=degree)
     check_count(2 * _BLOCKS, num_samples=num_samples)
 
-    def stabilities(key: PRNGKeyArray) -> Array:
-        return noise_stability(
-            fn,
-            key,
-            shape=shape,
-            rho=jnp.asarray(_RHOS),
-            num_samples=num_samples // _BLOCKS,
-            pair=pair,
-            batch_size=batch_size,
-        ).mean
+    sizes = shape, _RHOS, num_samples // _BLOCKS, batch_size
+    estimate = estimator(fn, sum_of_products, pair, *sizes, num_keys=_BLOCKS)
 
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(_BLOCKS))
-    blocks = jax.lax.map(stabilities, keys)
-    ends, shares = jax.pure_callback(
-        partial(_fit_levels, degree=degree),
-        tuple(jax.ShapeDtypeStruct((3, n), blocks.dtype) for n in (degree + 2, degree + 1)),
-        blocks,
-        vmap_method="sequential",
-    )
+    def stabilities(block: Array | int) -> Array:
+        return estimate(jax.random.fold_in(key, block)).mean
+
+    if is_tracing():
+        blocks = jax.lax.map(stabilities, jnp.arange(_BLOCKS))
+        shapes = [jax.ShapeDtypeStruct((3, n), blocks.dtype) for n in (degree + 2, degree + 1)]
+        fit = partial(_fit_levels, degree=degree)
+        ends, shares = jax.pure_callback(fit, shapes, blocks, vmap_method="sequential")
+    else:
+        blocks = np.stack([stabilities(block) for block in range(_BLOCKS)])
+        ends, shares = map(jnp.asarray, _fit_levels(blocks, degree=degree))
     value, low, high = ends[:, :-1]
     return LevelWeights(value, low, high, ends[:, -1], shares)
 
 
-def _fit_levels(blocks: Array, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
+def _fit_levels(blocks: Array | np.ndarray, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
     """Weights of `degree` + 1 levels and of all above, and shares: values and ends, in rows."""
     from scipy.optimize import nnls
 
@@ -208,14 +204,19 @@ def walsh_weights(
     check_count(1, batch_size=batch_size)
 
     def value(number: Array) -> Array:
-        bits = 1 - 2 * ((number >> jnp.arange(num_bits)) & 1)
-        output = jnp.asarray(one_array(fn(bits.astype(jnp.result_type(float)))))
+        output = jnp.asarray(one_array(fn(_bits(number, num_bits))))
         if output.ndim:
             raise TypeError(f"fn must return a scalar, got shape {output.shape}")
         return output
 
-    table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=batch_size)
+    table = map_batches(value, jnp.arange(2**num_bits), batch_size)
     return _weights_of_table(table.astype(jnp.result_type(float)))
+
+
+@partial(jax.jit, static_argnames="num_bits")
+def _bits(number: Array, num_bits: int) -> Array:
+    """The binary digits of a number, as 1 for 0 and -1 for 1."""
+    return (1 - 2 * ((number >> jnp.arange(num_bits)) & 1)).astype(jnp.result_type(float))
 
 
 @jax.jit

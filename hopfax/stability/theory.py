@@ -1,13 +1,12 @@
 r"""Closed forms and bounds of the noise-stability paper for ReLU and attention layers.
 
 Inputs are standard normal pairs $(X, Y)$ with correlation $\rho$ in every coordinate, unless a
-function says otherwise. All take scalars or arrays of $\rho$, raise a ValueError if a number is out
-of its range, and are differentiable in (-1, 1). At the ends, the slope of `attention_overlap` is
-infinite, and its gradient is 0.
+function says otherwise. All take scalars or arrays of $\rho$ and are differentiable in (-1, 1). At
+the ends, the slope of `attention_overlap` is infinite, and its gradient is 0. Numbers out of range
+raise a ValueError, and counts that are not integers a TypeError.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -43,9 +42,6 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     Returns:
         The stability, in [0, 1/2], to a relative error of a few units in the last place.
 
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
-
     Differentiation:
         The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]. The second derivative is infinite
         at both ends.
@@ -58,8 +54,7 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     References:
         Noise Stability of Transformer Models, Theorem 5.1; the arc-cosine kernel of Cho and Saul.
     """
-    check_range(-1, 1, rho=rho)
-    return _relu_stability(jnp.asarray(rho, jnp.result_type(float)))
+    return _relu_stability(_rho(rho))
 
 
 def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
@@ -73,16 +68,12 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
     Args:
         rho: Correlation, in [-1, 1].
 
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
-
     Example:
         >>> from hopfax.stability.theory import relu_stability_quadratic
         >>> round(float(relu_stability_quadratic(0.5)), 4)
         0.304
     """
-    check_range(-1, 1, rho=rho)
-    rho = jnp.asarray(rho, jnp.result_type(float))
+    rho = _rho(rho)
     return 1 / (2 * jnp.pi) + rho / 4 + rho**2 / (4 * jnp.pi)
 
 
@@ -98,15 +89,16 @@ def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+
     Returns:
         The input's correlation, then the stability after every layer.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability.theory import linear_recurrence
         >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
         0.2122
     """
-    return _recurrence(lambda rho: 1 / (2 * jnp.pi) + rho / 4, rho, num_layers)
+    check_count(0, num_layers=num_layers)
+    rho = _rho(rho)
+    left = np.reshape(0.25 ** np.arange(num_layers + 1), (-1, *[1] * rho.ndim))
+    limit = jnp.asarray(2 / (3 * np.pi) * (1 - left), rho.dtype)
+    return jnp.asarray(left, rho.dtype) * rho[None] + limit
 
 
 def transformer_recurrence(
@@ -135,9 +127,6 @@ def transformer_recurrence(
     Returns:
         The input's correlation, then the stability after every layer.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability.theory import transformer_recurrence
         >>> [round(float(rho), 3) for rho in transformer_recurrence(0.5, num_layers=2)]
@@ -146,14 +135,25 @@ def transformer_recurrence(
     References:
         Noise Stability of Transformer Models, Eq. 5, Eq. 8, Theorem 5.3 and Appendix H.
     """
+    check_count(0, num_layers=num_layers)
+    check_count(1, num_tokens=1 if num_tokens is None else num_tokens)
     check_range(0, 1, value_norm=value_norm)
-    gain = jnp.square(jnp.asarray(value_norm, jnp.result_type(float)))
+    return _recurrence(_rho(rho), value_norm, num_layers=num_layers, num_tokens=num_tokens)
 
-    def layer(rho: Array) -> Array:
-        attended = rho if num_tokens is None else attention_stability(rho, num_tokens=num_tokens)
-        return relu_stability(gain * attended)
 
-    return _recurrence(layer, rho, num_layers)
+@partial(jax.jit, static_argnames=("num_layers", "num_tokens"))
+def _recurrence(
+    rho: Array, value_norm: Numbers, *, num_layers: int, num_tokens: int | None
+) -> Array:
+    gain = jnp.square(jnp.asarray(value_norm, rho.dtype))
+
+    def layer(rho: Array, _: None) -> tuple[Array, Array]:
+        overlap = 1.0 if num_tokens is None else _overlaps(rho, num_tokens=num_tokens)
+        following = _relu_stability(gain * rho * overlap)
+        return following, following
+
+    _, visited = jax.lax.scan(layer, rho, length=num_layers)
+    return jnp.concatenate([rho[None], visited])
 
 
 def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
@@ -174,9 +174,6 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     Returns:
         The stability, in [-1, 1].
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability import attention_stability
         >>> round(float(attention_stability(0.0, num_tokens=4)), 3)
@@ -185,8 +182,7 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     References:
         Noise Stability of Transformer Models, Theorems 5.2 and 5.3.
     """
-    overlap = attention_overlap(rho, num_tokens=num_tokens)
-    return jnp.asarray(rho, overlap.dtype) * overlap
+    return _rho(rho) * attention_overlap(rho, num_tokens=num_tokens)
 
 
 def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
@@ -208,17 +204,13 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     Returns:
         A probability: $1/n$ at $\rho = 0$, and 1 at $|\rho| = 1$.
 
-    Raises:
-        TypeError, ValueError: If a number is out of its range, or a count is not an integer.
-
     Example:
         >>> from hopfax.stability.theory import attention_overlap
         >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
         0.25
     """
-    check_range(-1, 1, rho=rho)
     check_count(1, num_tokens=num_tokens)
-    return _overlaps(jnp.asarray(rho, jnp.result_type(float)), num_tokens=num_tokens)
+    return _overlaps(_rho(rho), num_tokens=num_tokens)
 
 
 @partial(jax.jit, static_argnames="num_tokens")
@@ -253,9 +245,6 @@ def relu_process_stability(
     Returns:
         The stability, >= 0.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability.theory import relu_process_stability
         >>> print(relu_process_stability(1.0, scale=0.5))
@@ -264,15 +253,14 @@ def relu_process_stability(
     References:
         Noise Stability of Transformer Models, Lemma 11.
     """
-    check_range(0, 1, rho=rho)
     check_range(0, scale=scale)
     check_range(0, ends="(]", std=std)
-    mean, std = (jnp.asarray(number, jnp.result_type(float)) for number in (mean, std))
+    rho = _rho(rho, low=0)
+    mean, std = (jnp.asarray(number, rho.dtype) for number in (mean, std))
     below, density = norm.cdf(mean / std), std * norm.pdf(mean / std)
     # If the mean is far below zero, rounding could make these differences negative.
     first = jnp.maximum(mean * below + density, 0)
     second = jnp.maximum((mean**2 + std**2) * below + mean * density, 0)
-    rho = jnp.asarray(rho, first.dtype)
     return rho * scale * second + (1 - rho) * jnp.square(first)
 
 
@@ -308,9 +296,6 @@ def attention_interval(
 
     Returns:
         The bounds. Infinite where $E$ overflows.
-
-    Raises:
-        TypeError, ValueError: If a number is out of its range, or a count is not an integer.
 
     Example:
         >>> from hopfax.stability.theory import attention_interval
@@ -353,29 +338,30 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     Returns:
         The bounds.
 
-    Raises:
-        ValueError: If `rho` is outside [-1, 1], or the second moment is below the mean's square.
-
     Example:
         >>> from hopfax.stability.theory import moment_interval
         >>> low, high = moment_interval(0.5, mean=1.0, second_moment=3.0)
         >>> print(low, high)
         1.0 2.0
     """
-    check_range(-1, 1, rho=rho)
-    rho = jnp.asarray(rho, jnp.result_type(float))
+    rho = _rho(rho)
     squared = jnp.square(jnp.asarray(mean, rho.dtype))
     variance = jnp.asarray(second_moment, rho.dtype) - squared
     if not is_traced(variance) and not jnp.all(variance >= -1e-6 * squared):  # up to rounding
         raise ValueError(
             f"second_moment must be at least mean**2, got {second_moment} and a mean of {mean}"
         )
-    low = squared + jnp.minimum(rho, 0) * variance
-    high = squared + jnp.where(rho >= 0, rho, rho**2) * variance
-    return Interval(low, high)
+    low, high = jnp.minimum(rho, 0), jnp.where(rho >= 0, rho, rho**2)
+    return Interval(squared + low * variance, squared + high * variance)
+
+
+def _rho(rho: Numbers, low: float = -1) -> Array:
+    check_range(low, 1, rho=rho)
+    return jnp.asarray(rho, jnp.result_type(float))
 
 
 @jax.custom_jvp
+@jax.jit
 def _relu_stability(rho: Array) -> Array:
     # With φ = π - arccos ρ the numerator is sin φ - φ cos φ, about φ³/3 near ρ = -1, where the
     # difference cancels: there its Taylor series, whose terms are 2k φ^(2k+1) / (2k+1)!.
@@ -405,19 +391,6 @@ def _angle(rho: Array) -> Array:
 def _angle_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (rho,), (tangent,) = primals, tangents
     return _angle(rho), tangent / jnp.sqrt((1 + rho) * (1 - rho))
-
-
-def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) -> Array:
-    check_range(-1, 1, rho=rho)
-    check_count(0, num_layers=num_layers)
-    start = jnp.asarray(rho, jnp.result_type(float))
-
-    def step(rho: Array, _: None) -> tuple[Array, Array]:
-        following = layer(rho)
-        return following, following
-
-    _, visited = jax.lax.scan(step, start, length=num_layers)
-    return jnp.concatenate([start[None], visited])
 
 
 def _overlap(r: Array, *, num_tokens: int) -> Array:
