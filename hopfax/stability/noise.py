@@ -89,8 +89,8 @@ def bonami_beckner_pair(
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
     """Keeps each token with probability (1 + rho) / 2 and otherwise resamples it.
 
-    New tokens are uniform over all `num_tokens`, including the old one. At rho = 0, about half of
-    the tokens stay; at rho = -1, all are resampled. For ±1 bits that flip, see `bit_pair`.
+    New tokens are uniform over all `num_tokens`, including the old one. At rho = -1, all are
+    resampled. For ±1 bits that flip, see `bit_pair`.
 
     Args:
         key: Random key.
@@ -103,8 +103,7 @@ def bonami_beckner_pair(
 
     Raises:
         TypeError: If the tokens are not integers.
-        ValueError: If `rho`, `num_tokens` or a token is out of range; traced values are not
-            checked.
+        ValueError: If `rho`, `num_tokens` or a token is out of range, unless traced.
 
     Example:
         >>> import jax, jax.numpy as jnp

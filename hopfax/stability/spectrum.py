@@ -21,8 +21,7 @@ from hopfax.stability.noise import gaussian_pair
 
 # Chebyshev points with both ends, which measure the weights' plain and alternating sums.
 _RHOS = np.cos(np.linspace(0, np.pi, 24))
-# Levels of the fit. Steps and kinks have weight at all levels; without high levels in the fit, this
-# weight would go to low ones. Even and odd levels, since a function may have only one kind.
+# Levels of the fit, even and odd. Without high ones, their weight in steps would go to low ones.
 _HIGH = (50, 64, 82, 110, 152, 222, 352, 602, 1202, 3002, 10002)
 _LEVELS = np.array([*range(41), *sorted(level + odd for level in _HIGH for odd in (-1, 0))])
 _BLOCKS = 64
@@ -37,7 +36,7 @@ class LevelWeights(NamedTuple):
         low: Lower ends of their intervals.
         high: Upper ends.
         tail: Total weight above the degree: value, lower and upper end.
-        shares: Shares of the variance (all weight above level 0) of levels 1 to degree and of those
+        shares: Shares of the variance (weight above level 0) of levels 1 to degree and of those
             above: values, lower and upper ends, in rows; nan without variance.
     """
 
@@ -60,14 +59,13 @@ def level_weights(
 ) -> LevelWeights:
     r"""Fits level weights to noise stability measured at many correlations.
 
-    Stability is estimated at 24 correlations from -1 to 1 with shared draws. Generalized least
-    squares with weights >= 0 and the draws' covariance then fits the levels. High levels differ
-    only at the largest correlations, so those above `degree` are summed. The intervals are
-    bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 % for weights
-    and 74 to 94 % for shares, depending on function and level. It is lower for rare events: one
-    that never occurs gives (0, 0). Weights of several high levels are hard to tell apart: for the
-    majority of five bits, coverage is 71 to 85 %, and with 3,200 samples levels 3 and 5 (0.156 and
-    0.141) are 0.201 and 0.086 on average. For up to 20 bits, `walsh_weights` is exact.
+    Stability is estimated at 24 correlations from -1 to 1 with shared draws, and fitted by
+    generalized least squares with weights >= 0. High levels differ only at the largest
+    correlations, so those above `degree` are summed. The intervals are bootstrap percentiles over
+    blocks of draws. Their measured coverage is 83 to 97 % for weights and 74 to 94 % for shares. It
+    is lower for rare events (one that never occurs gives (0, 0)) and where several levels are high:
+    71 to 85 % for the majority of five bits, whose levels 3 and 5 (0.156 and 0.141) are 0.201 and
+    0.086 on average with 3,200 samples. For up to 20 bits, `walsh_weights` is exact.
 
     The fit is a callback to NumPy and SciPy: `jit` and `vmap` work, `grad` does not.
 
@@ -78,8 +76,7 @@ def level_weights(
         num_samples: Number of inputs X, each with 24 noisy copies, >= 128; rounded down to a
             multiple of 64.
         degree: Highest level reported separately, in [0, 20].
-        pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights, or your own sampler
-            with $\mathrm{Stab}_\rho(f) = \sum_k \rho^k W^k(f)$.
+        pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights, or your own.
         batch_size: Inputs evaluated at a time.
 
     Returns:
@@ -131,8 +128,7 @@ def _fit_levels(blocks: Array | np.ndarray, *, degree: int) -> tuple[np.ndarray,
         unknown = np.full((3, degree + 2), np.nan, blocks.dtype)
         return unknown, unknown[:, 1:]
     powers = _RHOS[:, None] ** _LEVELS
-    # Shared draws correlate the means at neighboring rhos. The levels show in their differences,
-    # which only the full covariance weights correctly.
+    # The levels show in differences of neighboring rhos, whose draws are shared.
     covariance = np.cov(stabilities, rowvar=False) / _BLOCKS
     floor = (1e-4 * np.abs(stabilities).mean() + 1e-12) ** 2
     diagonal = np.diag(np.diag(covariance)) + floor * np.eye(len(_RHOS))
@@ -227,8 +223,7 @@ def _weights_of_table(table: Float[Array, " inputs"]) -> Float[Array, " bits+1"]
     for axis in range(num_bits):
         one, other = jnp.split(coefficients, 2, axis=axis)
         coefficients = jnp.concatenate([one + other, one - other], axis=axis)
-    # Each bit adds 0 or 1 to the level. A pairwise sum keeps float32's precision, unlike a running
-    # sum over a million squares.
+    # Each bit adds 0 or 1 to the level. A pairwise sum keeps float32's precision.
     weights = jnp.square(coefficients.reshape(-1, 1) / len(table))
     while len(weights) > 1:
         without, within = weights[0::2], weights[1::2]
@@ -249,16 +244,15 @@ def spectral_tail_bound(
     $$\sum_{k \ge T} W^k \;\le\; \frac{\mathrm{Var} - \mathrm{Stab}_\rho}{1 - \rho^T}$$
 
     This is Lemma 1 solved for the tail: with $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$ the
-    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$ (with
-    the appendix's sign).
+    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$.
 
     Args:
         stability: $\mathrm{Stab}_\rho(f)$, of the function or of the function minus its mean.
         variance: $E\|f\|^2$ of the same function: both centered, or neither.
         rho: Correlation of the measurement, in (0, 1); for `bonami_beckner_pair`, (1 + rho) / 2.
         degree: $T$, >= 1.
-        standard_error: Standard error of `stability`, >= 0 or inf. The bound uses `stability` minus
-            1.96 standard errors; `variance` counts as exact.
+        standard_error: That of `stability`, >= 0 or inf; the bound uses `stability` minus 1.96
+            standard errors.
 
     Returns:
         The bound, in [0, variance]; nan if the stability or the variance is.
@@ -281,6 +275,6 @@ def spectral_tail_bound(
     variance = jnp.asarray(variance, jnp.result_type(float))
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     excess = variance - least
-    bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** degree)
+    bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** jnp.asarray(degree, variance.dtype))
     # `excess` may be nan, and so must the bound.
     return jnp.clip(jnp.where(excess <= 0, 0, bound), 0, variance)
