@@ -117,7 +117,6 @@ def noise_stability(
     check_count(2, arc_points=arc_points)
     if arc_points > 2 and pair is not gaussian_pair:
         raise ValueError(f"arc_points must be 2 unless pair is gaussian_pair, got {arc_points}")
-
     statistic = _products if per_output else sum_of_products
     return estimator(fn, statistic, pair, shape, rho, num_samples, batch_size, arc_points)(key)
 
@@ -136,9 +135,9 @@ def estimator(
     """Returns a function that estimates the mean of a statistic, to be called with `num_keys` keys.
 
     The statistic, a function of this library, maps the outputs of one sample, (rhos, arc_points,
-    ...), to the values (rhos, ...) to average and to a bound on values from outputs of this size;
-    `outputs[:, 0]` is at X for every rho. Sample i depends only on the key, i and `batch_size`, of
-    which 1 counts as 2. For the other arguments see `noise_stability`.
+    ...) with X first, to the values (rhos, ...) to average and to a bound on values from outputs of
+    this size. Sample i depends only on the key, i and `batch_size`, of which 1 counts as 2. For the
+    other arguments see `noise_stability`.
     """
     check_count(2, num_samples=num_samples)
     check_count(1, batch_size=batch_size)
@@ -151,12 +150,12 @@ def estimator(
     batch_size = min(max(batch_size, 2), num_samples)
     count, half = -(-num_samples // batch_size), batch_size // 2
     comparisons = num_samples // batch_size * half + max(num_samples % batch_size - half, 0)
-    options: Any = {"batch_size": batch_size, "arc_points": arc_points}
-    options |= {"pair": pair, "shape": tuple(shape)}
-    ours = pair in (gaussian_pair, bit_pair, flip_pair)
-    draw = partial(_draw_ours if ours else _draw, **options)
-    draw = draw if ours else for_batches(draw, count * num_keys)
     respond = for_batches(lambda inputs: one_array(jax.vmap(fn)(inputs)), count * num_keys)
+    options: Any = {"shape": tuple(shape), "batch_size": batch_size, "arc_points": arc_points}
+    if pair in (gaussian_pair, bit_pair, flip_pair):
+        draw = partial(_draw_ours, pair=pair, **options)
+    else:
+        draw = for_batches(partial(_draw, pair=pair, **options), count * num_keys)
 
     def measure(key: PRNGKeyArray, number: Array | int) -> _Moments:
         outputs, axes = respond(draw(key, number, rhos)), (batch_size, len(rhos), arc_points)
@@ -165,9 +164,9 @@ def estimator(
     def estimate(key: PRNGKeyArray) -> Estimate:
         check_key(key)
         if is_tracing():
-            shapes = jax.eval_shape(measure, key, 0)
             # Under `shard_map`, these zeros vary over the axes of the mesh that the moments do.
-            moments = jax.tree.map(lambda leaf: jax.lax.full_like(leaf, 0), shapes)
+            zeros = partial(jax.lax.full_like, fill_value=0)
+            moments = jax.tree.map(zeros, jax.eval_shape(measure, key, 0))
             # Recomputed in the backward pass, which then keeps only a few numbers of each batch.
             step = jax.checkpoint(lambda number, moments: _merge(moments, measure(key, number)))
             moments = jax.lax.fori_loop(0, count, step, moments)
@@ -253,24 +252,14 @@ def _merge(one: _Moments, other: _Moments) -> _Moments:
 
 @partial(jax.jit, static_argnames="scalar")
 def _estimate(moments: _Moments, num_samples: int, comparisons: int, *, scalar: bool) -> Estimate:
-    # An infinite sample could give an infinite mean, which would look like a result.
-    finite = jnp.isfinite(moments.mean) & jnp.isfinite(moments.squares)
-    moments = moments._replace(mean=jnp.where(finite, moments.mean, jnp.nan))
-    if scalar:
-        mean, squares, untied = (part[0] for part in moments[1:4])
-        moments = moments._replace(mean=mean, squares=squares, untied=untied)
-    error = _standard_error(moments, comparisons)
-    error = jnp.where(jnp.isnan(moments.mean), jnp.nan, error)
-    return Estimate(moments.mean, error, jnp.asarray(num_samples))
-
-
-def _standard_error(moments: _Moments, comparisons: int) -> Array:
-    """Standard error of the mean, corrected for values too rare to have occurred.
+    """The mean, and its standard error corrected for values too rare to have occurred.
 
     If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed, by
     as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual one.
     """
     count, mean, squares, untied, size = moments
+    # An infinite sample could give an infinite mean, which would look like a result.
+    mean = jnp.where(jnp.isfinite(mean) & jnp.isfinite(squares), mean, jnp.nan)
     size = size.reshape((1,) * (mean.ndim - size.ndim) + size.shape)
     variance, reach = squares / (count - 1), size + jnp.abs(mean)
     # Each sample that differs from the common value makes one comparison without a tie.
@@ -280,4 +269,7 @@ def _standard_error(moments: _Moments, comparisons: int) -> Array:
     usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))
     unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / count, jnp.inf)
     # Rounding of the mean gives equal samples a tiny variance.
-    return jnp.where((untied > 0.5) & (variance > 0), usual, unmet)
+    error = jnp.where((untied > 0.5) & (variance > 0), usual, unmet)
+    error = jnp.where(jnp.isnan(mean), jnp.nan, error)
+    mean, error = (mean[0], error[0]) if scalar else (mean, error)
+    return Estimate(mean, error, jnp.asarray(num_samples))

@@ -307,7 +307,7 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
 
     The inequality follows from the Hermite expansion and is not in the paper. It is sharp: linear
     functions attain the upper bound, and functions of increasing degree approach the lower one. For
-    $\rho < 0$ they are $(E\varphi)^2 + \rho V$ and $(E\varphi)^2 + \rho^2 V$, with the variance $V$.
+    $\rho < 0$ they are $(E\varphi)^2 + \rho V$ and $(E\varphi)^2 + \rho^2 V$, $V$ the variance.
 
     Args:
         rho: Correlation, in [-1, 1].
