@@ -28,9 +28,9 @@ class Estimate(NamedTuple):
         mean: The estimate.
         standard_error: Estimated standard deviation of the mean; ±1.96 standard errors are a 95 %
             interval. If all but a few samples are equal, it follows Agresti and Coull and counts
-            two more of the rare samples than occurred. It is therefore not 0 for an event that
-            never occurred in n samples, nor for a constant (2.83 |s| / n at stability s). It is
-            infinite if `fn` is 0 at all inputs drawn, since its scale is then unknown.
+            two more of the rare samples than occurred, so it is not 0 for an event that never
+            occurred in n samples, nor for a constant (2.83 |s| / n at stability s). It is infinite
+            if `fn` is 0 at all inputs drawn.
         num_samples: Number of independent samples.
     """
 
@@ -85,27 +85,25 @@ def noise_stability(
         batch_size: Samples evaluated at a time; memory grows with it.
 
     Returns:
-        An `Estimate` with the shape of `rho`, followed by that of the output if `per_output`; its
-        mean is unbiased. It is nan if `fn`, or the square of a product of its outputs, is not
-        finite. For unbounded functions of high degree, products have heavy tails: the standard
-        error is reliable only once it no longer grows with `num_samples`.
+        An unbiased `Estimate` with the shape of `rho`, followed by that of the output if
+        `per_output`; nan if `fn`, or the square of a product of its outputs, is not finite. For
+        unbounded functions of high degree, the standard error is reliable only once it no longer
+        grows with `num_samples`.
 
     Raises:
         TypeError: If `fn` returns something other than one array, or an argument has another type.
         ValueError: If a number is out of range, or the first array of a pair depends on `rho`.
 
     Differentiation:
-        With respect to values that `fn` closes over and, for `gaussian_pair`, with respect to
-        `rho` in (-1, 1); at the ends the slope is not finite. Both are averages of per-sample
-        gradients. They equal the gradient of the stability only if `fn` is continuous: for a step,
-        a sign or an argmax they are 0.
+        With respect to values that `fn` closes over and, for `gaussian_pair`, to `rho` in (-1, 1),
+        as averages of per-sample gradients. They equal the gradient of the stability only if `fn`
+        is continuous: for a step, a sign or an argmax they are 0.
 
     Example:
         >>> import jax
-        >>> from hopfax import stability
-        >>> estimate = stability.noise_stability(
-        ...     lambda x: x[0] * x[1], jax.random.key(0), shape=(2,), rho=0.5, num_samples=20_000
-        ... )
+        >>> from hopfax.stability import noise_stability
+        >>> fn, key = lambda x: x[0] * x[1], jax.random.key(0)
+        >>> estimate = noise_stability(fn, key, shape=(2,), rho=0.5, num_samples=20_000)
         >>> bool(abs(estimate.mean - 0.25) < 4 * estimate.standard_error)
         True
 

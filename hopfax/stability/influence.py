@@ -1,6 +1,5 @@
 """Which inputs a function depends on: influences of bits, coordinates and tokens."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -10,17 +9,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_count, one_array, real_type
 from hopfax.stability.batches import map_batches
-from hopfax.stability.estimators import Estimate, estimator
+from hopfax.stability.estimators import Estimate, Fn, estimator
 from hopfax.stability.noise import flip_pair
 
 
-def total_influence(
-    fn: Callable[[Float[Array, " bits"]], Array],
-    key: PRNGKeyArray,
-    *,
-    num_bits: int,
-    num_samples: int,
-) -> Estimate:
+def total_influence(fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: int) -> Estimate:
     r"""Estimates the total influence, or average sensitivity, of a function of uniform ±1 bits.
 
     $$I(f) = \sum_i E\Bigl[\Bigl(\frac{f(x) - f(x^{\oplus i})}{2}\Bigr)^2\Bigr] = \sum_k k\,W^k(f)$$
@@ -38,16 +31,13 @@ def total_influence(
         An `Estimate`, nan where `fn` is not finite.
 
     Raises:
-        TypeError, ValueError: If a number is out of range or not an integer, or see
-            `noise_stability`.
+        TypeError, ValueError: If a number is out of range or not an integer.
 
     Example:
         >>> import jax
-        >>> from hopfax import stability
-        >>> parity = lambda x: x[0] * x[1]
-        >>> float(
-        ...     stability.total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean
-        ... )
+        >>> from hopfax.stability import total_influence
+        >>> parity, key = lambda x: x[0] * x[1], jax.random.key(0)
+        >>> float(total_influence(parity, key, num_bits=3, num_samples=9).mean)
         2.0
 
     References:
@@ -61,21 +51,15 @@ def total_influence(
 
 
 def geometric_influence(
-    fn: Callable[[Array], Array],
-    inputs: Float[Array, "samples ..."],
-    *,
-    per_token: bool = False,
-    batch_size: int = 32,
+    fn: Fn, inputs: Float[Array, "samples ..."], *, per_token: bool = False, batch_size: int = 32
 ) -> Float[Array, "..."]:
     r"""Returns the mean absolute gradient at each coordinate, $E|\partial_i f|$.
 
     Args:
-        fn: A differentiable function of one input; for several outputs, the norm over outputs
-            replaces the absolute value. For a model of batches with a mask of shape (1, tokens):
-            `lambda x: model(x[None], mask)[0]`.
+        fn: A differentiable function of one input, as for `noise_stability`; for several outputs,
+            the norm over outputs replaces the absolute value.
         inputs: One or more samples of the input, along the first axis.
-        per_token: Take the norm over the input's last axis (a token's embedding) before the mean:
-            one influence per token.
+        per_token: Take the norm over the input's last axis (a token's embedding) before the mean.
         batch_size: Inputs evaluated at a time, >= 1; memory grows with it.
 
     Returns:

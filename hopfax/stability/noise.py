@@ -12,11 +12,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from hopfax.checks import check_count, check_range, check_shapes, is_traced
 
 Rho = float | Float[Array, ""]
+Floats = tuple[Float[Array, "..."], Float[Array, "..."]]
 
 
-def gaussian_pair(
-    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+def gaussian_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
     r"""Draws two standard normal arrays whose matching coordinates have correlation `rho`.
 
     $$Y = \rho X + \sqrt{1 - \rho^2}\, Z$$
@@ -48,9 +47,7 @@ def gaussian_pair(
     return first, rho * first + jnp.sqrt(1 - jnp.square(rho)) * fresh
 
 
-def bit_pair(
-    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+def bit_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
     """Draws two arrays of uniform ±1 bits whose matching bits have correlation `rho`.
 
     Each bit of the second equals that of the first with probability (1 + rho) / 2.
@@ -130,7 +127,7 @@ def bonami_beckner_pair(
     return tokens, jnp.where(kept, tokens, fresh)
 
 
-def flip_pair(key: PRNGKeyArray, shape: tuple[int], *, rho: Rho) -> tuple[Array, Array]:
+def flip_pair(key: PRNGKeyArray, shape: tuple[int], *, rho: Rho) -> Floats:
     """Draws uniform ±1 bits, and a copy with bit number `rho` flipped."""
     bits = jax.random.rademacher(key, shape, jnp.result_type(float))
     return bits, jnp.where(jnp.arange(len(bits)) == jnp.asarray(rho).astype(int), -bits, bits)

@@ -86,8 +86,7 @@ def stability_regularizer(
         num_tokens: Size of the vocabulary.
         stabilize: See `stability_penalty`.
         share: Fraction of the rows to use, in (0, 1]; at least one row is used.
-        step: Index of the training step. Under `vmap` it must not be mapped, which would compute
-            both branches.
+        step: Index of the training step, not mapped by `vmap`, which would compute both branches.
         every: Interval in steps, >= 1. The penalty is 0 unless `step` is a multiple of it.
 
     Returns:

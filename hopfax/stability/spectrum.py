@@ -5,7 +5,6 @@ sums of squared Hermite coefficients (probabilists', orthonormal under N(0, 1)) 
 and of squared Walsh coefficients for uniform bits.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -24,8 +23,7 @@ _RHOS = np.cos(np.linspace(0, np.pi, 24))
 # Levels of the fit, even and odd. Without high ones, their weight in steps would go to low ones.
 _HIGH = (50, 64, 82, 110, 152, 222, 352, 602, 1202, 3002, 10002)
 _LEVELS = np.array([*range(41), *sorted(level + odd for level in _HIGH for odd in (-1, 0))])
-_BLOCKS = 64
-_RESAMPLES = 200
+_BLOCKS, _RESAMPLES = 64, 200
 
 
 class LevelWeights(NamedTuple):
@@ -73,8 +71,7 @@ def level_weights(
         fn: A jittable function of one input; see `noise_stability`.
         key: Random key.
         shape: Shape of an input.
-        num_samples: Number of inputs X, each with 24 noisy copies, >= 128; rounded down to a
-            multiple of 64.
+        num_samples: Inputs X, each with 24 noisy copies, >= 128; down to a multiple of 64.
         degree: Highest level reported separately, in [0, 20].
         pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights, or your own.
         batch_size: Inputs evaluated at a time.
@@ -100,7 +97,6 @@ def level_weights(
     """
     check_count(0, 20, degree=degree)
     check_count(2 * _BLOCKS, num_samples=num_samples)
-
     sizes = shape, _RHOS, num_samples // _BLOCKS, batch_size
     estimate = estimator(fn, sum_of_products, pair, *sizes, num_keys=_BLOCKS)
 
@@ -165,12 +161,7 @@ def _with_ends(value: np.ndarray, refits: np.ndarray) -> np.ndarray:
     return np.stack([value, np.where(2 * value - high <= 0, 0, low), high])
 
 
-def walsh_weights(
-    fn: Callable[[Float[Array, " bits"]], Float[Array, ""]],
-    *,
-    num_bits: int,
-    batch_size: int = 4096,
-) -> Float[Array, " bits+1"]:
+def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Array, " bits+1"]:
     r"""Computes the Walsh level weights of a function of ±1 bits from its truth table.
 
     $$W^k(f) = \sum_{|S| = k} \hat f(S)^2, \qquad \hat f(S) = E[f(x) \prod_{i \in S} x_i]$$
@@ -211,7 +202,7 @@ def walsh_weights(
 
 @partial(jax.jit, static_argnames="num_bits")
 def _bits(number: Array, num_bits: int) -> Array:
-    """The binary digits of a number, as 1 for 0 and -1 for 1."""
+    """The binary digits of a number, 0 as 1 and 1 as -1."""
     return (1 - 2 * ((number >> jnp.arange(num_bits)) & 1)).astype(jnp.result_type(float))
 
 
@@ -258,8 +249,7 @@ def spectral_tail_bound(
         The bound, in [0, variance]; nan if the stability or the variance is.
 
     Raises:
-        TypeError, ValueError: If `rho`, `degree` or `standard_error` is out of range, or `degree`
-            is not an integer.
+        TypeError, ValueError: If a number is out of range, or `degree` is not an integer.
 
     Example:
         >>> from hopfax.stability import spectral_tail_bound
