@@ -185,9 +185,8 @@ def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: An
 def estimate(
     fn: Callable[[jax.Array], jax.Array], key: jax.Array, **settings: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Stability of a function and its standard error, by pairs, in one compiled program."""
-    measure = jax.jit(lambda key: noise_stability(fn, key, **settings)[:2])
-    mean, error = measure(key)
+    """Stability of a function and its standard error, by pairs."""
+    mean, error, _ = noise_stability(fn, key, **settings)
     return np.asarray(mean, float), np.asarray(error, float)
 
 
@@ -298,7 +297,7 @@ def attention(key: jax.Array, budget: Budget) -> Tables:
         layer, own = partial(layers.attention, tokens), jax.random.fold_in(key, number)
         shape, pair = (tokens + rows_of_w + 1, width), layers.attention_pair(tokens, width)
         measured = estimate(layer, own, shape=shape, rho=rhos, pair=pair, **samples)
-        expected = jax.jit(partial(formula, num_tokens=tokens))(rhos)
+        expected = formula(rhos, num_tokens=tokens)
         tables.append(rows("attention", name, rhos, *measured, formula=expected))
     return tables
 

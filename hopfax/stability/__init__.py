@@ -3,8 +3,6 @@
 `noise` draws correlated pairs of inputs and `estimators` measures stability with them. `spectrum`
 computes the weight of a function at each degree, `influence` the inputs it depends on. `theory` has
 the paper's formulas for layers and `penalty` its regularizer.
-
-Functions are traced in every call: wrap repeated calls in `jax.jit`.
 """
 
 from hopfax.stability import theory as theory

@@ -1,11 +1,11 @@
 """Monte Carlo estimates of noise stability, with standard errors.
 
-Samples are evaluated in batches of fixed size, so memory does not grow with their number. Functions
-are traced in every call: wrap repeated calls in `jax.jit`.
+Samples are evaluated in batches of fixed size, so memory does not grow with their number.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_count, check_key, check_range, one_array, real_type
-from hopfax.stability.noise import gaussian_pair
+from hopfax.stability.batches import for_batches, is_tracing
+from hopfax.stability.noise import bit_pair, flip_pair, gaussian_pair
 
 Fn = Callable[[Array], Array]
 Pair = Callable[..., tuple[Array, Array]]
-Rhos = float | Float[Array, ""] | Float[Array, " rhos"]
+Rhos = float | np.ndarray | Float[Array, ""] | Float[Array, " rhos"]
 
 
 class Estimate(NamedTuple):
@@ -27,9 +28,9 @@ class Estimate(NamedTuple):
         mean: The estimate.
         standard_error: Estimated standard deviation of the mean; ±1.96 standard errors are a 95 %
             interval. If all but a few samples are equal, it follows Agresti and Coull and counts
-            two more of the rare samples than occurred. It is therefore not 0 for an event that
-            never occurred in n samples, nor for a constant (2.83 |s| / n at stability s). It is
-            infinite if `fn` is 0 at all inputs drawn, since its scale is then unknown.
+            two more of the rare samples than occurred, so it is not 0 for an event that never
+            occurred in n samples, nor for a constant (2.83 |s| / n at stability s). It is infinite
+            if `fn` is 0 at all inputs drawn.
         num_samples: Number of independent samples.
     """
 
@@ -65,8 +66,7 @@ def noise_stability(
     $$\mathrm{Stab}_\rho(f) = E\,\langle f(X), f(Y)\rangle = \sum_k \rho^k W^k(f)$$
 
     Several $\rho$ share the draws of X and the outputs at X, so ten $\rho$ cost less than ten times
-    one. To compile once, pass the parameters of `fn` as an argument:
-    `jax.jit(lambda params, key: noise_stability(lambda x: net(params, x), key, ...))`.
+    one. If `fn` is slow, compile it: `net = jax.jit(net)`, then `fn = lambda x: net(params, x)`.
 
     Args:
         fn: A jittable function of one input, returning one array of real numbers. For a model of
@@ -85,27 +85,25 @@ def noise_stability(
         batch_size: Samples evaluated at a time; memory grows with it.
 
     Returns:
-        An `Estimate` with the shape of `rho`, followed by that of the output if `per_output`; its
-        mean is unbiased. It is nan if `fn`, or the square of a product of its outputs, is not
-        finite. For unbounded functions of high degree, products have heavy tails: the standard
-        error is reliable only once it no longer grows with `num_samples`.
+        An unbiased `Estimate` with the shape of `rho`, followed by that of the output if
+        `per_output`; nan if `fn`, or the square of a product of its outputs, is not finite. For
+        unbounded functions of high degree, the standard error is reliable only once it no longer
+        grows with `num_samples`.
 
     Raises:
         TypeError: If `fn` returns something other than one array, or an argument has another type.
         ValueError: If a number is out of range, or the first array of a pair depends on `rho`.
 
     Differentiation:
-        With respect to values that `fn` closes over and, for `gaussian_pair`, with respect to
-        `rho` in (-1, 1); at the ends the slope is not finite. Both are averages of per-sample
-        gradients. They equal the gradient of the stability only if `fn` is continuous: for a step,
-        a sign or an argmax they are 0.
+        With respect to values that `fn` closes over and, for `gaussian_pair`, to `rho` in (-1, 1),
+        as averages of per-sample gradients. They equal the gradient of the stability only if `fn`
+        is continuous: for a step, a sign or an argmax they are 0.
 
     Example:
         >>> import jax
-        >>> from hopfax import stability
-        >>> estimate = stability.noise_stability(
-        ...     lambda x: x[0] * x[1], jax.random.key(0), shape=(2,), rho=0.5, num_samples=20_000
-        ... )
+        >>> from hopfax.stability import noise_stability
+        >>> fn, key = lambda x: x[0] * x[1], jax.random.key(0)
+        >>> estimate = noise_stability(fn, key, shape=(2,), rho=0.5, num_samples=20_000)
         >>> bool(abs(estimate.mean - 0.25) < 4 * estimate.standard_error)
         True
 
@@ -117,20 +115,12 @@ def noise_stability(
     check_count(2, arc_points=arc_points)
     if arc_points > 2 and pair is not gaussian_pair:
         raise ValueError(f"arc_points must be 2 unless pair is gaussian_pair, got {arc_points}")
-
-    def products(outputs: Array) -> tuple[Array, Array]:
-        product = jnp.mean(outputs[:, 1:] * outputs[:, :-1], axis=1)
-        size = jnp.square(outputs[0, 0])
-        if per_output:
-            return product, size
-        return jnp.sum(product, axis=tuple(range(1, product.ndim))), jnp.sum(size)
-
-    return estimate_pairs(fn, key, products, pair, shape, rho, num_samples, batch_size, arc_points)
+    statistic = _products if per_output else sum_of_products
+    return estimator(fn, statistic, pair, shape, rho, num_samples, batch_size, arc_points)(key)
 
 
-def estimate_pairs(
+def estimator(
     fn: Fn,
-    key: PRNGKeyArray,
     statistic: Callable[[Array], tuple[Array, Array]],
     pair: Pair,
     shape: tuple[int, ...],
@@ -138,17 +128,17 @@ def estimate_pairs(
     num_samples: int,
     batch_size: int,
     arc_points: int = 2,
-) -> Estimate:
-    """Estimates the mean of a statistic of a function's outputs on correlated inputs.
+    num_keys: int = 1,
+) -> Callable[[PRNGKeyArray], Estimate]:
+    """Returns a function that estimates the mean of a statistic, to be called with `num_keys` keys.
 
-    `statistic` maps the outputs of one sample, (rhos, arc_points, ...), to the values (rhos, ...)
-    to average and to a bound on values from outputs of this size; `outputs[:, 0]` is at X for every
-    rho. Sample i depends only on the key, i and `batch_size`, of which 1 counts as 2. For the other
-    arguments see `noise_stability`; batches merge as in Chan, Golub and LeVeque (1983).
+    The statistic, a function of this library, maps the outputs of one sample, (rhos, arc_points,
+    ...) with X first, to the values (rhos, ...) to average and to a bound on values from outputs of
+    this size. Sample i depends only on the key, i and `batch_size`, of which 1 counts as 2. For the
+    other arguments see `noise_stability`.
     """
     check_count(2, num_samples=num_samples)
     check_count(1, batch_size=batch_size)
-    check_key(key)
     rho = jnp.asarray(rho, jnp.result_type(float))
     if rho.ndim > 1 or not rho.size:
         raise ValueError(f"rho must be a number or a vector of one or more, got shape {rho.shape}")
@@ -156,13 +146,58 @@ def estimate_pairs(
         raise ValueError(f"shape must have no zero, got {shape}")
     rhos = rho.reshape(-1)
     batch_size = min(max(batch_size, 2), num_samples)
-    half, full = batch_size // 2, num_samples // batch_size
-    comparisons = full * half + max(num_samples % batch_size - half, 0)
+    count, half = -(-num_samples // batch_size), batch_size // 2
+    comparisons = num_samples // batch_size * half + max(num_samples % batch_size - half, 0)
+    respond = for_batches(lambda inputs: one_array(jax.vmap(fn)(inputs)), count * num_keys)
+    options: Any = {"shape": tuple(shape), "batch_size": batch_size, "arc_points": arc_points}
+    if pair in (gaussian_pair, bit_pair, flip_pair):
+        draw = partial(_draw_ours, pair=pair, **options)
+    else:
+        draw = for_batches(partial(_draw, pair=pair, **options), count * num_keys)
 
-    def draw(key: PRNGKeyArray) -> Array:
-        """Inputs (1 + rhos * (arc_points - 1), ...) of one sample, X first."""
-        one_rho = lambda rho: pair(key, shape, rho=rho)  # noqa: E731
-        first, second = jax.vmap(one_rho, out_axes=(None, 0))(rhos)
+    def measure(key: PRNGKeyArray, number: Array | int) -> _Moments:
+        outputs, axes = respond(draw(key, number, rhos)), (batch_size, len(rhos), arc_points)
+        return _moments(outputs, number, num_samples, statistic=statistic, axes=axes)
+
+    def estimate(key: PRNGKeyArray) -> Estimate:
+        check_key(key)
+        if is_tracing():
+            # Under `shard_map`, these zeros vary over the axes of the mesh that the moments do.
+            zeros = partial(jax.lax.full_like, fill_value=0)
+            moments = jax.tree.map(zeros, jax.eval_shape(measure, key, 0))
+            # Recomputed in the backward pass, which then keeps only a few numbers of each batch.
+            step = jax.checkpoint(lambda number, moments: _merge(moments, measure(key, number)))
+            moments = jax.lax.fori_loop(0, count, step, moments)
+        else:
+            moments = measure(key, 0)
+            for number in range(1, count):
+                following = measure(key, number)
+                jax.block_until_ready(moments)  # at most two batches are in memory
+                moments = _merge(moments, following)
+        return _estimate(moments, num_samples, comparisons, scalar=not rho.ndim)
+
+    return estimate
+
+
+def _products(outputs: Array) -> tuple[Array, Array]:
+    product = jnp.mean(outputs[:, 1:] * outputs[:, :-1], axis=1)
+    return product, jnp.square(outputs[0, 0])
+
+
+def sum_of_products(outputs: Array) -> tuple[Array, Array]:
+    """Returns the product of neighbors, summed over outputs, and its bound, for `estimator`."""
+    product, size = _products(outputs)
+    return jnp.sum(product, axis=tuple(range(1, product.ndim))), jnp.sum(size)
+
+
+def _draw(
+    key: PRNGKeyArray, number: Array | int, rhos: Array, *,
+    pair: Pair, shape: tuple[int, ...], batch_size: int, arc_points: int,
+) -> Array:  # fmt: skip
+    """Inputs of one batch: X of each sample, then arc_points - 1 others for each rho."""
+
+    def sample(key: PRNGKeyArray) -> Array:
+        first, second = jax.vmap(lambda rho: pair(key, shape, rho=rho), out_axes=(None, 0))(rhos)
         # On the benchmark's network, four points need half the time of pairs for the same error.
         path = [first[None], second]
         for _ in range(arc_points - 2):
@@ -170,61 +205,59 @@ def estimate_pairs(
         others = jnp.stack(path[1:], axis=1)
         return jnp.concatenate([first[None], others.reshape(-1, *first.shape)])
 
-    def measure(outputs: Array) -> tuple[Array, Array]:
-        others = outputs[1:].reshape(len(rhos), arc_points - 1, *outputs.shape[1:])
-        first = jnp.broadcast_to(outputs[0], (len(rhos), 1, *outputs.shape[1:]))
-        return statistic(jnp.concatenate([first, others], axis=1))
-
-    def merge(number: Array | int, moments: _Moments) -> _Moments:
-        inputs = jax.vmap(draw)(jax.random.split(jax.random.fold_in(key, number), batch_size))
-        outputs = one_array(jax.vmap(fn)(inputs.reshape(-1, *inputs.shape[2:])))
-        outputs = outputs.astype(real_type(outputs))
-        values, sizes = jax.vmap(measure)(outputs.reshape(*inputs.shape[:2], *outputs.shape[1:]))
-        weights = number * batch_size + jnp.arange(batch_size) < num_samples
-        weights = weights.reshape(-1, *[1] * (values.ndim - 1))
-        count = jnp.sum(weights).astype(values.dtype)
-        mean = jnp.sum(jnp.where(weights, values, 0), axis=0) / count
-        squares = jnp.sum(jnp.square(jnp.where(weights, values - mean[None], 0)), axis=0)
-        # Comparing halves of the batch is faster than comparing neighbors.
-        known, sizes = jax.lax.stop_gradient((values, sizes))
-        untied = weights[half : 2 * half] & (known[:half] != known[half : 2 * half])
-        total, change = moments.count + count, mean - moments.mean
-        return _Moments(
-            count=total,
-            mean=moments.mean + change * (count / total),
-            squares=moments.squares
-            + squares
-            + jnp.square(change) * (moments.count * (count / total)),
-            untied=moments.untied + jnp.sum(untied, axis=0),
-            size=jnp.maximum(moments.size, jnp.max(sizes, axis=0)),
-        )
-
-    scalars = _Moments(*[jnp.zeros(())] * len(_Moments._fields))
-    scalars = scalars._replace(untied=jnp.zeros((), int))  # a float sum of thousands is rounded
-    shapes = jax.eval_shape(merge, 0, scalars)
-    # Under `shard_map`, zeros like these vary over the axes of the mesh that the moments vary over.
-    start = jax.tree.map(lambda leaf: jax.lax.full_like(leaf, 0), shapes)
-    # Recomputed in the backward pass, which then keeps only a few numbers of each batch.
-    step = jax.checkpoint(merge)
-    moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), step, start)
-    # An infinite sample could give an infinite mean, which would look like a result.
-    finite = jnp.isfinite(moments.mean) & jnp.isfinite(moments.squares)
-    moments = moments._replace(mean=jnp.where(finite, moments.mean, jnp.nan))
-    if not rho.ndim:
-        mean, squares, untied = (part[0] for part in moments[1:4])
-        moments = moments._replace(mean=mean, squares=squares, untied=untied)
-    error = _standard_error(moments, comparisons)
-    error = jnp.where(jnp.isnan(moments.mean), jnp.nan, error)
-    return Estimate(moments.mean, error, jnp.asarray(num_samples))
+    inputs = jax.vmap(sample)(jax.random.split(jax.random.fold_in(key, number), batch_size))
+    return inputs.reshape(-1, *inputs.shape[2:])
 
 
-def _standard_error(moments: _Moments, comparisons: int) -> Array:
-    """Standard error of the mean, corrected for values too rare to have occurred.
+_draw_ours = jax.jit(_draw, static_argnames=("pair", "shape", "batch_size", "arc_points"))
+
+
+@partial(jax.jit, static_argnames=("statistic", "axes"))
+def _moments(
+    outputs: Array, number: Array | int, num_samples: int, *, statistic: Any, axes: tuple[int, ...]
+) -> _Moments:
+    """Moments of one batch, of which the samples from `num_samples` on do not count."""
+    (batch_size, num_rhos, arc_points), shape = axes, outputs.shape[1:]
+    outputs = outputs.astype(real_type(outputs)).reshape(batch_size, -1, *shape)
+    first = jnp.broadcast_to(outputs[:, :1, None], (batch_size, num_rhos, 1, *shape))
+    others = outputs[:, 1:].reshape(batch_size, num_rhos, arc_points - 1, *shape)
+    values, sizes = jax.vmap(statistic)(jnp.concatenate([first, others], axis=2))
+    weights = number * batch_size + jnp.arange(batch_size) < num_samples
+    weights = weights.reshape(-1, *[1] * (values.ndim - 1))
+    count = jnp.sum(weights).astype(values.dtype)
+    mean = jnp.sum(jnp.where(weights, values, 0), axis=0) / count
+    squares = jnp.sum(jnp.square(jnp.where(weights, values - mean[None], 0)), axis=0)
+    # Comparing halves of the batch is faster than comparing neighbors.
+    known, sizes = jax.lax.stop_gradient((values, sizes))
+    one, other = slice(batch_size // 2), slice(batch_size // 2, batch_size // 2 * 2)
+    untied = jnp.sum(weights[other] & (known[one] != known[other]), axis=0)
+    return _Moments(count, mean, squares, untied, jnp.max(sizes, axis=0))
+
+
+@jax.jit
+def _merge(one: _Moments, other: _Moments) -> _Moments:
+    """Moments of two samples together, as in Chan, Golub and LeVeque (1983)."""
+    total, change = one.count + other.count, other.mean - one.mean
+    share = other.count / total
+    return _Moments(
+        count=total,
+        mean=one.mean + change * share,
+        squares=one.squares + other.squares + jnp.square(change) * (one.count * share),
+        untied=one.untied + other.untied,
+        size=jnp.maximum(one.size, other.size),
+    )
+
+
+@partial(jax.jit, static_argnames="scalar")
+def _estimate(moments: _Moments, num_samples: int, comparisons: int, *, scalar: bool) -> Estimate:
+    """The mean, and its standard error corrected for values too rare to have occurred.
 
     If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed, by
     as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual one.
     """
     count, mean, squares, untied, size = moments
+    # An infinite sample could give an infinite mean, which would look like a result.
+    mean = jnp.where(jnp.isfinite(mean) & jnp.isfinite(squares), mean, jnp.nan)
     size = size.reshape((1,) * (mean.ndim - size.ndim) + size.shape)
     variance, reach = squares / (count - 1), size + jnp.abs(mean)
     # Each sample that differs from the common value makes one comparison without a tie.
@@ -234,4 +267,7 @@ def _standard_error(moments: _Moments, comparisons: int) -> Array:
     usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))
     unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / count, jnp.inf)
     # Rounding of the mean gives equal samples a tiny variance.
-    return jnp.where((untied > 0.5) & (variance > 0), usual, unmet)
+    error = jnp.where((untied > 0.5) & (variance > 0), usual, unmet)
+    error = jnp.where(jnp.isnan(mean), jnp.nan, error)
+    mean, error = (mean[0], error[0]) if scalar else (mean, error)
+    return Estimate(mean, error, jnp.asarray(num_samples))

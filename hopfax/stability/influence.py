@@ -1,22 +1,19 @@
 """Which inputs a function depends on: influences of bits, coordinates and tokens."""
 
-from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_count, one_array, real_type
-from hopfax.stability.estimators import Estimate, estimate_pairs
+from hopfax.stability.batches import map_batches
+from hopfax.stability.estimators import Estimate, Fn, estimator
+from hopfax.stability.noise import flip_pair
 
 
-def total_influence(
-    fn: Callable[[Float[Array, " bits"]], Array],
-    key: PRNGKeyArray,
-    *,
-    num_bits: int,
-    num_samples: int,
-) -> Estimate:
+def total_influence(fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: int) -> Estimate:
     r"""Estimates the total influence, or average sensitivity, of a function of uniform ±1 bits.
 
     $$I(f) = \sum_i E\Bigl[\Bigl(\frac{f(x) - f(x^{\oplus i})}{2}\Bigr)^2\Bigr] = \sum_k k\,W^k(f)$$
@@ -34,16 +31,13 @@ def total_influence(
         An `Estimate`, nan where `fn` is not finite.
 
     Raises:
-        TypeError, ValueError: If a number is out of range or not an integer, or see
-            `noise_stability`.
+        TypeError, ValueError: If a number is out of range or not an integer.
 
     Example:
         >>> import jax
-        >>> from hopfax import stability
-        >>> parity = lambda x: x[0] * x[1]
-        >>> float(
-        ...     stability.total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean
-        ... )
+        >>> from hopfax.stability import total_influence
+        >>> parity, key = lambda x: x[0] * x[1], jax.random.key(0)
+        >>> float(total_influence(parity, key, num_bits=3, num_samples=9).mean)
         2.0
 
     References:
@@ -51,38 +45,21 @@ def total_influence(
     """
     check_count(1, num_bits=num_bits)
 
-    def flip(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Array) -> tuple[Array, Array]:
-        """Bits, and a copy with bit number `rho` flipped."""
-        bits = jax.random.rademacher(key, shape, jnp.result_type(float))
-        return bits, jnp.where(jnp.arange(num_bits) == rho.astype(int), -bits, bits)
-
-    def changes(outputs: Array) -> tuple[Array, Array]:
-        size = num_bits * jnp.sum(jnp.square(outputs[0, 0]))
-        return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
-
     # A sample evaluates num_bits copies of num_bits bits: bound their product.
-    batch_size = max(2, min(256, 2**22 // num_bits**2))
-    return estimate_pairs(
-        fn, key, changes, flip, (num_bits,), jnp.arange(num_bits), num_samples, batch_size
-    )
+    batch_size, bits = max(2, min(256, 2**22 // num_bits**2)), np.arange(num_bits)
+    return estimator(fn, _changes, flip_pair, (num_bits,), bits, num_samples, batch_size)(key)
 
 
 def geometric_influence(
-    fn: Callable[[Array], Array],
-    inputs: Float[Array, "samples ..."],
-    *,
-    per_token: bool = False,
-    batch_size: int = 32,
+    fn: Fn, inputs: Float[Array, "samples ..."], *, per_token: bool = False, batch_size: int = 32
 ) -> Float[Array, "..."]:
     r"""Returns the mean absolute gradient at each coordinate, $E|\partial_i f|$.
 
     Args:
-        fn: A differentiable function of one input; for several outputs, the norm over outputs
-            replaces the absolute value. For a model of batches with a mask of shape (1, tokens):
-            `lambda x: model(x[None], mask)[0]`.
+        fn: A differentiable function of one input, as for `noise_stability`; for several outputs,
+            the norm over outputs replaces the absolute value.
         inputs: One or more samples of the input, along the first axis.
-        per_token: Take the norm over the input's last axis (a token's embedding) before the mean:
-            one influence per token.
+        per_token: Take the norm over the input's last axis (a token's embedding) before the mean.
         batch_size: Inputs evaluated at a time, >= 1; memory grows with it.
 
     Returns:
@@ -111,15 +88,23 @@ def geometric_influence(
         raise TypeError(f"inputs must be floating, got {inputs.dtype}")
 
     def sizes(x: Array) -> Array:
-        slopes = jax.jacrev(lambda x: one_array(fn(x)))(x).reshape(-1, *x.shape)
-        slopes = slopes.astype(real_type(slopes))
-        axes = (0, -1) if per_token else 0
-        # Unit scale before squaring, so that steep or flat functions do not overflow or underflow.
-        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(slopes)), axes, keepdims=True, initial=0)
-        scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-        squares = jnp.sum(jnp.square(slopes / scale), axes)
-        # The square root has an infinite slope at 0, where an input has no influence.
-        none = squares == 0
-        return jnp.squeeze(scale, axes) * jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
+        slopes = jax.jacrev(lambda x: one_array(fn(x)))(x)
+        return _norms(slopes.reshape(-1, *x.shape), axes=(0, -1) if per_token else (0,))
 
-    return jnp.mean(jax.lax.map(sizes, inputs, batch_size=batch_size), axis=0)
+    return jnp.mean(map_batches(sizes, inputs, batch_size), axis=0)
+
+
+def _changes(outputs: Array) -> tuple[Array, Array]:
+    size = len(outputs) * jnp.sum(jnp.square(outputs[0, 0]))
+    return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
+
+
+@partial(jax.jit, static_argnames="axes")
+def _norms(slopes: Array, *, axes: tuple[int, ...]) -> Array:
+    """Norms over some axes, without overflow or underflow, with a gradient of 0 at 0."""
+    slopes = slopes.astype(real_type(slopes))
+    largest = jnp.max(jnp.abs(jax.lax.stop_gradient(slopes)), axes, keepdims=True, initial=0)
+    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    squares = jnp.sum(jnp.square(slopes / scale), axes)
+    none = squares == 0
+    return jnp.squeeze(scale, axes) * jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))

@@ -12,11 +12,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from hopfax.checks import check_count, check_range, check_shapes, is_traced
 
 Rho = float | Float[Array, ""]
+Floats = tuple[Float[Array, "..."], Float[Array, "..."]]
 
 
-def gaussian_pair(
-    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+def gaussian_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
     r"""Draws two standard normal arrays whose matching coordinates have correlation `rho`.
 
     $$Y = \rho X + \sqrt{1 - \rho^2}\, Z$$
@@ -48,9 +47,7 @@ def gaussian_pair(
     return first, rho * first + jnp.sqrt(1 - jnp.square(rho)) * fresh
 
 
-def bit_pair(
-    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+def bit_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
     """Draws two arrays of uniform ±1 bits whose matching bits have correlation `rho`.
 
     Each bit of the second equals that of the first with probability (1 + rho) / 2.
@@ -89,8 +86,8 @@ def bonami_beckner_pair(
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
     """Keeps each token with probability (1 + rho) / 2 and otherwise resamples it.
 
-    New tokens are uniform over all `num_tokens`, including the old one. At rho = 0, about half of
-    the tokens stay; at rho = -1, all are resampled. For ±1 bits that flip, see `bit_pair`.
+    New tokens are uniform over all `num_tokens`, including the old one. At rho = -1, all are
+    resampled. For ±1 bits that flip, see `bit_pair`.
 
     Args:
         key: Random key.
@@ -103,8 +100,7 @@ def bonami_beckner_pair(
 
     Raises:
         TypeError: If the tokens are not integers.
-        ValueError: If `rho`, `num_tokens` or a token is out of range; traced values are not
-            checked.
+        ValueError: If `rho`, `num_tokens` or a token is out of range, unless traced.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -129,6 +125,12 @@ def bonami_beckner_pair(
     kept = jax.random.uniform(for_kept, tokens.shape) < (1 + rho) / 2
     fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens).astype(tokens.dtype)
     return tokens, jnp.where(kept, tokens, fresh)
+
+
+def flip_pair(key: PRNGKeyArray, shape: tuple[int], *, rho: Rho) -> Floats:
+    """Draws uniform ±1 bits, and a copy with bit number `rho` flipped."""
+    bits = jax.random.rademacher(key, shape, jnp.result_type(float))
+    return bits, jnp.where(jnp.arange(len(bits)) == jnp.asarray(rho).astype(int), -bits, bits)
 
 
 def _check_rho(rho: Rho) -> None:

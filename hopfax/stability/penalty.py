@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_range, real_type
+from hopfax.checks import check_count, check_range, is_traced, real_type
 from hopfax.stability.noise import Rho, bonami_beckner_pair
 
 
@@ -29,16 +29,15 @@ def stability_penalty(
         stabilize: True is $S = 1$: the penalty decreases as outputs agree. False is $S = 0$.
 
     Returns:
-        The penalty of each example: in [-1, 0], or [0, 1] with `stabilize=False`. The
-        penalty and its gradient are nan where an argument is not a distribution: numbers in [0, 1]
-        along the last axis that sum to 1 within 0.001 (bfloat16: 0.03).
+        The penalty of each example: in [-1, 0], or [0, 1] with `stabilize=False`. It and its
+        gradient are nan where an argument is not a distribution: numbers in [0, 1] that sum to 1
+        within 0.001 (bfloat16: 0.03).
 
     Raises:
         ValueError: If the shapes differ.
 
     Differentiation:
-        With respect to both arguments. Two equal one-hot outputs agree most, so the penalty rewards
-        confidence as well as agreement.
+        With respect to both. The penalty also rewards confidence: one-hot outputs agree most.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,10 +50,8 @@ def stability_penalty(
     """
     probs, noisy_probs = jnp.asarray(probs), jnp.asarray(noisy_probs)
     if probs.shape != noisy_probs.shape:
-        raise ValueError(
-            "probs and noisy_probs must have the same shape, got "
-            f"{probs.shape} and {noisy_probs.shape}"
-        )
+        shapes = f"{probs.shape} and {noisy_probs.shape}"
+        raise ValueError(f"probs and noisy_probs must have the same shape, got {shapes}")
     # Adding nan to both makes the gradients of both nan; adding 0 changes nothing.
     dtype = real_type(probs, noisy_probs)
     wrong = (_nan_unless_probs(probs) + _nan_unless_probs(noisy_probs)).astype(dtype)
@@ -78,8 +75,7 @@ def stability_regularizer(
     r"""Returns a batch's mean `stability_penalty`, at the cost of at most one forward pass.
 
     With `share`, only the first rows of a batch are used. With `every`, only every k-th step has a
-    penalty, multiplied by k. Both cost less than the paper's forward pass; the expected gradient is
-    the same, with more variance.
+    penalty, multiplied by k. The expected gradient is the same, with more variance.
 
     Args:
         fn: Returns the model's output probabilities for token ids.
@@ -90,17 +86,16 @@ def stability_regularizer(
         num_tokens: Size of the vocabulary.
         stabilize: See `stability_penalty`.
         share: Fraction of the rows to use, in (0, 1]; at least one row is used.
-        step: Index of the training step. Under `vmap` it must not be mapped, which would compute
-            both branches.
+        step: Index of the training step, not mapped by `vmap`, which would compute both branches.
         every: Interval in steps, >= 1. The penalty is 0 unless `step` is a multiple of it.
 
     Returns:
-        The penalty, to be weighted by $\gamma$ and added to the loss. The penalty and its gradient
-        are nan if the outputs for these rows are not distributions.
+        The penalty, to be weighted by $\gamma$ and added to the loss; nan, with its gradient, if
+        the outputs for these rows are not distributions.
 
     Raises:
-        TypeError, ValueError: If `probs` and `tokens` have different numbers of rows, or `share` or
-            `every` is out of range; and see `bonami_beckner_pair`.
+        TypeError, ValueError: If `probs` and `tokens` have different numbers of rows, `share` or
+            `every` is out of range, or as in `bonami_beckner_pair`.
 
     Differentiation:
         With respect to `probs` and through the noisy forward pass.
@@ -116,17 +111,6 @@ def stability_regularizer(
         >>> round(float(penalty), 4)  # without noise: minus the mean of 0.82, 0.68 and 0.68
         -0.7267
 
-        In a loss, with `gamma` the weight and a model from ids to logits:
-
-        >>> def loss(params, tokens, labels, key, *, gamma=0.75, rho=0.25):  # doctest: +SKIP
-        ...     logits = model(params, tokens)
-        ...     task = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-        ...     fn = lambda tokens: jax.nn.softmax(model(params, tokens))
-        ...     penalty = stability_regularizer(
-        ...         fn, key, tokens, jax.nn.softmax(logits), rho=rho, num_tokens=vocab_size
-        ...     )
-        ...     return task + gamma * penalty
-
     References:
         Noise Stability of Transformer Models, Definition 6.1; `share` and `every` are not in it.
     """
@@ -134,10 +118,8 @@ def stability_regularizer(
     check_count(1, every=every)
     tokens, probs = jnp.asarray(tokens), jnp.asarray(probs)
     if tokens.shape[:1] != probs.shape[:1]:
-        raise ValueError(
-            "tokens and probs must have the same number of rows, got "
-            f"{tokens.shape} and {probs.shape}"
-        )
+        shapes = f"{tokens.shape} and {probs.shape}"
+        raise ValueError(f"tokens and probs must have the same number of rows, got {shapes}")
     rows = max(1, round(share * tokens.shape[0]))
 
     def penalty() -> Array:
@@ -147,7 +129,9 @@ def stability_regularizer(
     if every == 1:
         return penalty()
     zero = jnp.zeros((), jax.eval_shape(penalty).dtype)
-    return jax.lax.cond(step % every == 0, penalty, lambda: zero)
+    if is_traced(step):
+        return jax.lax.cond(step % every == 0, penalty, lambda: zero)
+    return penalty() if step % every == 0 else zero
 
 
 def _nan_unless_probs(probs: Array) -> Float[Array, "... 1"]:

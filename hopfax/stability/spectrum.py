@@ -5,7 +5,6 @@ sums of squared Hermite coefficients (probabilists', orthonormal under N(0, 1)) 
 and of squared Walsh coefficients for uniform bits.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,17 +14,16 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range, one_array
-from hopfax.stability.estimators import Fn, Pair, noise_stability
+from hopfax.stability.batches import is_tracing, map_batches
+from hopfax.stability.estimators import Fn, Pair, estimator, sum_of_products
 from hopfax.stability.noise import gaussian_pair
 
 # Chebyshev points with both ends, which measure the weights' plain and alternating sums.
 _RHOS = np.cos(np.linspace(0, np.pi, 24))
-# Levels of the fit. Steps and kinks have weight at all levels; without high levels in the fit, this
-# weight would go to low ones. Even and odd levels, since a function may have only one kind.
+# Levels of the fit, even and odd. Without high ones, their weight in steps would go to low ones.
 _HIGH = (50, 64, 82, 110, 152, 222, 352, 602, 1202, 3002, 10002)
 _LEVELS = np.array([*range(41), *sorted(level + odd for level in _HIGH for odd in (-1, 0))])
-_BLOCKS = 64
-_RESAMPLES = 200
+_BLOCKS, _RESAMPLES = 64, 200
 
 
 class LevelWeights(NamedTuple):
@@ -36,7 +34,7 @@ class LevelWeights(NamedTuple):
         low: Lower ends of their intervals.
         high: Upper ends.
         tail: Total weight above the degree: value, lower and upper end.
-        shares: Shares of the variance (all weight above level 0) of levels 1 to degree and of those
+        shares: Shares of the variance (weight above level 0) of levels 1 to degree and of those
             above: values, lower and upper ends, in rows; nan without variance.
     """
 
@@ -59,14 +57,13 @@ def level_weights(
 ) -> LevelWeights:
     r"""Fits level weights to noise stability measured at many correlations.
 
-    Stability is estimated at 24 correlations from -1 to 1 with shared draws. Generalized least
-    squares with weights >= 0 and the draws' covariance then fits the levels. High levels differ
-    only at the largest correlations, so those above `degree` are summed. The intervals are
-    bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 % for weights
-    and 74 to 94 % for shares, depending on function and level. It is lower for rare events: one
-    that never occurs gives (0, 0). Weights of several high levels are hard to tell apart: for the
-    majority of five bits, coverage is 71 to 85 %, and with 3,200 samples levels 3 and 5 (0.156 and
-    0.141) are 0.201 and 0.086 on average. For up to 20 bits, `walsh_weights` is exact.
+    Stability is estimated at 24 correlations from -1 to 1 with shared draws, and fitted by
+    generalized least squares with weights >= 0. High levels differ only at the largest
+    correlations, so those above `degree` are summed. The intervals are bootstrap percentiles over
+    blocks of draws. Their measured coverage is 83 to 97 % for weights and 74 to 94 % for shares. It
+    is lower for rare events (one that never occurs gives (0, 0)) and where several levels are high:
+    71 to 85 % for the majority of five bits, whose levels 3 and 5 (0.156 and 0.141) are 0.201 and
+    0.086 on average with 3,200 samples. For up to 20 bits, `walsh_weights` is exact.
 
     The fit is a callback to NumPy and SciPy: `jit` and `vmap` work, `grad` does not.
 
@@ -74,11 +71,9 @@ def level_weights(
         fn: A jittable function of one input; see `noise_stability`.
         key: Random key.
         shape: Shape of an input.
-        num_samples: Number of inputs X, each with 24 noisy copies, >= 128; rounded down to a
-            multiple of 64.
+        num_samples: Inputs X, each with 24 noisy copies, >= 128; down to a multiple of 64.
         degree: Highest level reported separately, in [0, 20].
-        pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights, or your own sampler
-            with $\mathrm{Stab}_\rho(f) = \sum_k \rho^k W^k(f)$.
+        pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights, or your own.
         batch_size: Inputs evaluated at a time.
 
     Returns:
@@ -102,31 +97,25 @@ def level_weights(
     """
     check_count(0, 20, degree=degree)
     check_count(2 * _BLOCKS, num_samples=num_samples)
+    sizes = shape, _RHOS, num_samples // _BLOCKS, batch_size
+    estimate = estimator(fn, sum_of_products, pair, *sizes, num_keys=_BLOCKS)
 
-    def stabilities(key: PRNGKeyArray) -> Array:
-        return noise_stability(
-            fn,
-            key,
-            shape=shape,
-            rho=jnp.asarray(_RHOS),
-            num_samples=num_samples // _BLOCKS,
-            pair=pair,
-            batch_size=batch_size,
-        ).mean
+    def stabilities(block: Array | int) -> Array:
+        return estimate(jax.random.fold_in(key, block)).mean
 
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(_BLOCKS))
-    blocks = jax.lax.map(stabilities, keys)
-    ends, shares = jax.pure_callback(
-        partial(_fit_levels, degree=degree),
-        tuple(jax.ShapeDtypeStruct((3, n), blocks.dtype) for n in (degree + 2, degree + 1)),
-        blocks,
-        vmap_method="sequential",
-    )
+    if is_tracing():
+        blocks = jax.lax.map(stabilities, jnp.arange(_BLOCKS))
+        shapes = [jax.ShapeDtypeStruct((3, n), blocks.dtype) for n in (degree + 2, degree + 1)]
+        fit = partial(_fit_levels, degree=degree)
+        ends, shares = jax.pure_callback(fit, shapes, blocks, vmap_method="sequential")
+    else:
+        blocks = np.stack([stabilities(block) for block in range(_BLOCKS)])
+        ends, shares = map(jnp.asarray, _fit_levels(blocks, degree=degree))
     value, low, high = ends[:, :-1]
     return LevelWeights(value, low, high, ends[:, -1], shares)
 
 
-def _fit_levels(blocks: Array, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
+def _fit_levels(blocks: Array | np.ndarray, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
     """Weights of `degree` + 1 levels and of all above, and shares: values and ends, in rows."""
     from scipy.optimize import nnls
 
@@ -135,8 +124,7 @@ def _fit_levels(blocks: Array, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
         unknown = np.full((3, degree + 2), np.nan, blocks.dtype)
         return unknown, unknown[:, 1:]
     powers = _RHOS[:, None] ** _LEVELS
-    # Shared draws correlate the means at neighboring rhos. The levels show in their differences,
-    # which only the full covariance weights correctly.
+    # The levels show in differences of neighboring rhos, whose draws are shared.
     covariance = np.cov(stabilities, rowvar=False) / _BLOCKS
     floor = (1e-4 * np.abs(stabilities).mean() + 1e-12) ** 2
     diagonal = np.diag(np.diag(covariance)) + floor * np.eye(len(_RHOS))
@@ -173,12 +161,7 @@ def _with_ends(value: np.ndarray, refits: np.ndarray) -> np.ndarray:
     return np.stack([value, np.where(2 * value - high <= 0, 0, low), high])
 
 
-def walsh_weights(
-    fn: Callable[[Float[Array, " bits"]], Float[Array, ""]],
-    *,
-    num_bits: int,
-    batch_size: int = 4096,
-) -> Float[Array, " bits+1"]:
+def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Array, " bits+1"]:
     r"""Computes the Walsh level weights of a function of ±1 bits from its truth table.
 
     $$W^k(f) = \sum_{|S| = k} \hat f(S)^2, \qquad \hat f(S) = E[f(x) \prod_{i \in S} x_i]$$
@@ -208,14 +191,19 @@ def walsh_weights(
     check_count(1, batch_size=batch_size)
 
     def value(number: Array) -> Array:
-        bits = 1 - 2 * ((number >> jnp.arange(num_bits)) & 1)
-        output = jnp.asarray(one_array(fn(bits.astype(jnp.result_type(float)))))
+        output = jnp.asarray(one_array(fn(_bits(number, num_bits))))
         if output.ndim:
             raise TypeError(f"fn must return a scalar, got shape {output.shape}")
         return output
 
-    table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=batch_size)
+    table = map_batches(value, jnp.arange(2**num_bits), batch_size)
     return _weights_of_table(table.astype(jnp.result_type(float)))
+
+
+@partial(jax.jit, static_argnames="num_bits")
+def _bits(number: Array, num_bits: int) -> Array:
+    """The binary digits of a number, 0 as 1 and 1 as -1."""
+    return (1 - 2 * ((number >> jnp.arange(num_bits)) & 1)).astype(jnp.result_type(float))
 
 
 @jax.jit
@@ -226,8 +214,7 @@ def _weights_of_table(table: Float[Array, " inputs"]) -> Float[Array, " bits+1"]
     for axis in range(num_bits):
         one, other = jnp.split(coefficients, 2, axis=axis)
         coefficients = jnp.concatenate([one + other, one - other], axis=axis)
-    # Each bit adds 0 or 1 to the level. A pairwise sum keeps float32's precision, unlike a running
-    # sum over a million squares.
+    # Each bit adds 0 or 1 to the level. A pairwise sum keeps float32's precision.
     weights = jnp.square(coefficients.reshape(-1, 1) / len(table))
     while len(weights) > 1:
         without, within = weights[0::2], weights[1::2]
@@ -248,23 +235,21 @@ def spectral_tail_bound(
     $$\sum_{k \ge T} W^k \;\le\; \frac{\mathrm{Var} - \mathrm{Stab}_\rho}{1 - \rho^T}$$
 
     This is Lemma 1 solved for the tail: with $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$ the
-    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$ (with
-    the appendix's sign).
+    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$.
 
     Args:
         stability: $\mathrm{Stab}_\rho(f)$, of the function or of the function minus its mean.
         variance: $E\|f\|^2$ of the same function: both centered, or neither.
         rho: Correlation of the measurement, in (0, 1); for `bonami_beckner_pair`, (1 + rho) / 2.
         degree: $T$, >= 1.
-        standard_error: Standard error of `stability`, >= 0 or inf. The bound uses `stability` minus
-            1.96 standard errors; `variance` counts as exact.
+        standard_error: That of `stability`, >= 0 or inf; the bound uses `stability` minus 1.96
+            standard errors.
 
     Returns:
         The bound, in [0, variance]; nan if the stability or the variance is.
 
     Raises:
-        TypeError, ValueError: If `rho`, `degree` or `standard_error` is out of range, or `degree`
-            is not an integer.
+        TypeError, ValueError: If a number is out of range, or `degree` is not an integer.
 
     Example:
         >>> from hopfax.stability import spectral_tail_bound
@@ -280,6 +265,6 @@ def spectral_tail_bound(
     variance = jnp.asarray(variance, jnp.result_type(float))
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     excess = variance - least
-    bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** degree)
+    bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** jnp.asarray(degree, variance.dtype))
     # `excess` may be nan, and so must the bound.
     return jnp.clip(jnp.where(excess <= 0, 0, bound), 0, variance)

@@ -1,13 +1,12 @@
 r"""Closed forms and bounds of the noise-stability paper for ReLU and attention layers.
 
 Inputs are standard normal pairs $(X, Y)$ with correlation $\rho$ in every coordinate, unless a
-function says otherwise. All take scalars or arrays of $\rho$, raise a ValueError if a number is out
-of its range, and are differentiable in (-1, 1). At the ends, the slope of `attention_overlap` is
-infinite, and its gradient is 0.
+function says otherwise. All take scalars or arrays of $\rho$ and are differentiable in (-1, 1). At
+the ends, the slope of `attention_overlap` is infinite, and its gradient is 0. Numbers out of range
+raise a ValueError, and counts that are not integers a TypeError.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -43,12 +42,8 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     Returns:
         The stability, in [0, 1/2], to a relative error of a few units in the last place.
 
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
-
     Differentiation:
-        The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]. The second derivative is infinite
-        at both ends.
+        The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]; its own is not finite at the ends.
 
     Example:
         >>> from hopfax.stability import relu_stability
@@ -58,8 +53,7 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     References:
         Noise Stability of Transformer Models, Theorem 5.1; the arc-cosine kernel of Cho and Saul.
     """
-    check_range(-1, 1, rho=rho)
-    return _relu_stability(jnp.asarray(rho, jnp.result_type(float)))
+    return _relu_stability(_rho(rho))
 
 
 def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
@@ -73,16 +67,12 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
     Args:
         rho: Correlation, in [-1, 1].
 
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
-
     Example:
         >>> from hopfax.stability.theory import relu_stability_quadratic
         >>> round(float(relu_stability_quadratic(0.5)), 4)
         0.304
     """
-    check_range(-1, 1, rho=rho)
-    rho = jnp.asarray(rho, jnp.result_type(float))
+    rho = _rho(rho)
     return 1 / (2 * jnp.pi) + rho / 4 + rho**2 / (4 * jnp.pi)
 
 
@@ -98,15 +88,16 @@ def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+
     Returns:
         The input's correlation, then the stability after every layer.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability.theory import linear_recurrence
         >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
         0.2122
     """
-    return _recurrence(lambda rho: 1 / (2 * jnp.pi) + rho / 4, rho, num_layers)
+    check_count(0, num_layers=num_layers)
+    rho = _rho(rho)
+    left = np.reshape(0.25 ** np.arange(num_layers + 1), (-1, *[1] * rho.ndim))
+    limit = jnp.asarray(2 / (3 * np.pi) * (1 - left), rho.dtype)
+    return jnp.asarray(left, rho.dtype) * rho[None] + limit
 
 
 def transformer_recurrence(
@@ -118,13 +109,10 @@ def transformer_recurrence(
 
     $R$ is `relu_stability` (Theorem 5.1); attention with $W_Q W_K = I$ multiplies the stability by
     $\gamma^2$ (Theorem 5.2). $\gamma = 1$ gives Eq. 5, ReLU layers alone. With `num_tokens`, scores
-    are unstructured (Theorem 5.3 instead of 5.2); this variant is not in the paper:
-
-    $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
-
-    As in Eq. 5, *unnormalized* stability is iterated as if it were a correlation, so this is not
-    the stability of a network with several layers. The limit of Eq. 8 is 0.2172 at $\gamma = 1$
-    (not the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at $\gamma = 0$.
+    are unstructured, and $\rho_{l-1}$ is multiplied by `attention_overlap` (Theorem 5.3 instead of
+    5.2); this variant is not in the paper. As in Eq. 5, *unnormalized* stability is iterated as if
+    it were a correlation, so this is not the stability of a network with several layers. The limit
+    of Eq. 8 is 0.2172 at $\gamma = 1$ (not the linear proxy's $2/(3\pi)$).
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -135,9 +123,6 @@ def transformer_recurrence(
     Returns:
         The input's correlation, then the stability after every layer.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability.theory import transformer_recurrence
         >>> [round(float(rho), 3) for rho in transformer_recurrence(0.5, num_layers=2)]
@@ -146,14 +131,25 @@ def transformer_recurrence(
     References:
         Noise Stability of Transformer Models, Eq. 5, Eq. 8, Theorem 5.3 and Appendix H.
     """
+    check_count(0, num_layers=num_layers)
+    check_count(1, num_tokens=1 if num_tokens is None else num_tokens)
     check_range(0, 1, value_norm=value_norm)
-    gain = jnp.square(jnp.asarray(value_norm, jnp.result_type(float)))
+    return _recurrence(_rho(rho), value_norm, num_layers=num_layers, num_tokens=num_tokens)
 
-    def layer(rho: Array) -> Array:
-        attended = rho if num_tokens is None else attention_stability(rho, num_tokens=num_tokens)
-        return relu_stability(gain * attended)
 
-    return _recurrence(layer, rho, num_layers)
+@partial(jax.jit, static_argnames=("num_layers", "num_tokens"))
+def _recurrence(
+    rho: Array, value_norm: Numbers, *, num_layers: int, num_tokens: int | None
+) -> Array:
+    gain = jnp.square(jnp.asarray(value_norm, rho.dtype))
+
+    def layer(rho: Array, _: None) -> tuple[Array, Array]:
+        overlap = 1.0 if num_tokens is None else _overlaps(rho, num_tokens=num_tokens)
+        following = _relu_stability(gain * rho * overlap)
+        return following, following
+
+    _, visited = jax.lax.scan(layer, rho, length=num_layers)
+    return jnp.concatenate([rho[None], visited])
 
 
 def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
@@ -161,11 +157,10 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
 
     The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
     leaves out the $W$. In wide layers, each token attends to one random token; under noise, it
-    attends to the same one with probability $s$ (`attention_overlap`). At width $d$, tokens with
-    larger norms win more often, and the stability is higher by up to about $(E[M^2] - 1) / d$,
-    where $M$ is the largest of as many standard normal numbers as tokens. The value projection adds
-    the factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the
-    stability is $\rho$ (Theorem 5.2).
+    attends to the same one with probability $s$ (`attention_overlap`). At width $d$, the stability
+    is higher by up to about $(E[M^2] - 1) / d$, where $M$ is the largest of as many standard normal
+    numbers as tokens. The value projection adds the factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or
+    $UU^\top$ each token attends to itself, and the stability is $\rho$ (Theorem 5.2).
 
     Args:
         rho: Correlation, in [-1, 1].
@@ -173,9 +168,6 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
 
     Returns:
         The stability, in [-1, 1].
-
-    Raises:
-        ValueError: If a number is out of its range.
 
     Example:
         >>> from hopfax.stability import attention_stability
@@ -185,21 +177,17 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     References:
         Noise Stability of Transformer Models, Theorems 5.2 and 5.3.
     """
-    overlap = attention_overlap(rho, num_tokens=num_tokens)
-    return jnp.asarray(rho, overlap.dtype) * overlap
+    return _rho(rho) * attention_overlap(rho, num_tokens=num_tokens)
 
 
 def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     r"""Computes the probability $s(\rho)$ that a token attends to the same token under noise.
 
-    A token's scores $x_i W x_j$ are bilinear in the inputs. With and without noise they are normal
-    with correlation $\rho^2$, and independent for the $n$ tokens $j$. The argmax is the same in
-    both with probability
+    $$s(\rho) = n\, E\bigl[\Phi_2(G, G'; \rho^2)^{n-1}\bigr]$$
 
-    $$s(\rho) = n\, E\bigl[\Phi_2(G, G'; \rho^2)^{n-1}\bigr],$$
-
-    where $(G, G')$ are normal with this correlation and $\Phi_2$ is their distribution function. In
-    float64, the quadrature has five correct digits for up to ten thousand tokens.
+    A token's scores $x_i W x_j$ with and without noise are normal with correlation $\rho^2$, and
+    independent for the $n$ tokens $j$; $(G, G')$ is such a pair and $\Phi_2$ its distribution
+    function. In float64, the quadrature has five correct digits for up to ten thousand tokens.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -208,17 +196,13 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     Returns:
         A probability: $1/n$ at $\rho = 0$, and 1 at $|\rho| = 1$.
 
-    Raises:
-        TypeError, ValueError: If a number is out of its range, or a count is not an integer.
-
     Example:
         >>> from hopfax.stability.theory import attention_overlap
         >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
         0.25
     """
-    check_range(-1, 1, rho=rho)
     check_count(1, num_tokens=num_tokens)
-    return _overlaps(jnp.asarray(rho, jnp.result_type(float)), num_tokens=num_tokens)
+    return _overlaps(_rho(rho), num_tokens=num_tokens)
 
 
 @partial(jax.jit, static_argnames="num_tokens")
@@ -253,26 +237,19 @@ def relu_process_stability(
     Returns:
         The stability, >= 0.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.stability.theory import relu_process_stability
         >>> print(relu_process_stability(1.0, scale=0.5))
         0.25
-
-    References:
-        Noise Stability of Transformer Models, Lemma 11.
     """
-    check_range(0, 1, rho=rho)
     check_range(0, scale=scale)
     check_range(0, ends="(]", std=std)
-    mean, std = (jnp.asarray(number, jnp.result_type(float)) for number in (mean, std))
+    rho = _rho(rho, low=0)
+    mean, std = (jnp.asarray(number, rho.dtype) for number in (mean, std))
     below, density = norm.cdf(mean / std), std * norm.pdf(mean / std)
     # If the mean is far below zero, rounding could make these differences negative.
     first = jnp.maximum(mean * below + density, 0)
     second = jnp.maximum((mean**2 + std**2) * below + mean * density, 0)
-    rho = jnp.asarray(rho, first.dtype)
     return rho * scale * second + (1 - rho) * jnp.square(first)
 
 
@@ -295,8 +272,8 @@ def attention_interval(
     $$S^\pm = \sum_{j,k} E\bigl[(v_j(X)\, v_k(Y))_\pm\bigr]$$
 
     are the positive and negative parts of all products of two tokens' values, for any joint
-    distribution of X and Y. Scores are at most $d^2 B^2 \|W\|_{\max}$ in size, so each attention
-    weight is $1/n$ up to a factor of $\sqrt{E}$. The bounds are wide unless $d^2 B^2$ is small.
+    distribution of X and Y. The bounds (Lemma 12, derived here) are wide unless $d^2 B^2$ is small,
+    and infinite where $E$ overflows.
 
     Args:
         positive: $S^+$, >= 0.
@@ -306,32 +283,20 @@ def attention_interval(
         bound: $B$, the largest absolute entry of the inputs, >= 0.
         weight_bound: $\|W\|_{\max}$, the largest absolute entry of $W = W_Q W_K^\top$, >= 0.
 
-    Returns:
-        The bounds. Infinite where $E$ overflows.
-
-    Raises:
-        TypeError, ValueError: If a number is out of its range, or a count is not an integer.
-
     Example:
         >>> from hopfax.stability.theory import attention_interval
         >>> low, high = attention_interval(4.0, 0.0, num_tokens=2, width=2, bound=0.0)
         >>> print(low, high)
         1.0 1.0
-
-    References:
-        Noise Stability of Transformer Models, Lemma 12, derived here.
     """
-    check_range(0, positive=positive, negative=negative)
-    check_range(0, bound=bound, weight_bound=weight_bound)
+    check_range(0, positive=positive, negative=negative, bound=bound, weight_bound=weight_bound)
     check_count(1, num_tokens=num_tokens, width=width)
     dtype = jnp.result_type(float)
     factor = jnp.exp(jnp.asarray(4 * width**2 * bound**2 * weight_bound, dtype))
     plus, minus = (jnp.asarray(part, dtype) / num_tokens**2 for part in (positive, negative))
-
-    def grown(part: Array) -> Array:
-        return jnp.where(part == 0, 0, factor * part)  # 0, not nan, where the factor overflows
-
-    return Interval(plus / factor - grown(minus), grown(plus) - minus / factor)
+    # 0, not nan, where the factor overflows.
+    above = [jnp.where(part == 0, 0, factor * part) for part in (plus, minus)]
+    return Interval(plus / factor - above[1], above[0] - minus / factor)
 
 
 def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> Interval:
@@ -340,21 +305,14 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     $$(E\varphi)^2 \;\le\; E[\varphi(X)\varphi(Y)] \;\le\;
     \rho\, E[\varphi^2] + (1-\rho)(E\varphi)^2 \qquad (\rho \ge 0)$$
 
-    The pair is Gaussian with correlation $\rho$. The inequality follows from the Hermite expansion
-    and is not in the paper. The bounds are sharp: linear functions attain the upper one,
-    and functions of increasing degree approach the lower one. For $\rho < 0$ the ends are
-    $(E\varphi)^2 + \rho V$ and $(E\varphi)^2 + \rho^2 V$, with $V$ the variance.
+    The inequality follows from the Hermite expansion and is not in the paper. It is sharp: linear
+    functions attain the upper bound, and functions of increasing degree approach the lower one. For
+    $\rho < 0$ they are $(E\varphi)^2 + \rho V$ and $(E\varphi)^2 + \rho^2 V$, $V$ the variance.
 
     Args:
         rho: Correlation, in [-1, 1].
         mean: $E\varphi(X)$.
         second_moment: $E\varphi(X)^2$, at least the square of the mean.
-
-    Returns:
-        The bounds.
-
-    Raises:
-        ValueError: If `rho` is outside [-1, 1], or the second moment is below the mean's square.
 
     Example:
         >>> from hopfax.stability.theory import moment_interval
@@ -362,29 +320,32 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
         >>> print(low, high)
         1.0 2.0
     """
-    check_range(-1, 1, rho=rho)
-    rho = jnp.asarray(rho, jnp.result_type(float))
+    rho = _rho(rho)
     squared = jnp.square(jnp.asarray(mean, rho.dtype))
     variance = jnp.asarray(second_moment, rho.dtype) - squared
     if not is_traced(variance) and not jnp.all(variance >= -1e-6 * squared):  # up to rounding
-        raise ValueError(
-            f"second_moment must be at least mean**2, got {second_moment} and a mean of {mean}"
-        )
-    low = squared + jnp.minimum(rho, 0) * variance
-    high = squared + jnp.where(rho >= 0, rho, rho**2) * variance
-    return Interval(low, high)
+        numbers = f"{second_moment} and a mean of {mean}"
+        raise ValueError(f"second_moment must be at least mean**2, got {numbers}")
+    low, high = jnp.minimum(rho, 0), jnp.where(rho >= 0, rho, rho**2)
+    return Interval(squared + low * variance, squared + high * variance)
+
+
+def _rho(rho: Numbers, low: float = -1) -> Array:
+    check_range(low, 1, rho=rho)
+    return jnp.asarray(rho, jnp.result_type(float))
 
 
 @jax.custom_jvp
+@jax.jit
 def _relu_stability(rho: Array) -> Array:
-    # With φ = π - arccos ρ the numerator is sin φ - φ cos φ, about φ³/3 near ρ = -1, where the
-    # difference cancels: there its Taylor series, whose terms are 2k φ^(2k+1) / (2k+1)!.
+    # With φ = π - arccos ρ the numerator is sin φ - φ cos φ. Near ρ = -1, where the difference
+    # cancels, it is a Taylor series with terms 2k φ^(2k+1) / (2k+1)!.
     angle = _angle(rho)
     series = jnp.zeros_like(angle)
     for k in range(9, 0, -1):
         series = 2 * k / math.factorial(2 * k + 1) - series * jnp.square(angle)
-    small = angle**3 * series
-    numerator = jnp.where(angle < 1, small, jnp.sin(angle) - angle * jnp.cos(angle))
+    direct = jnp.sin(angle) - angle * jnp.cos(angle)
+    numerator = jnp.where(angle < 1, angle**3 * series, direct)
     return jnp.minimum(numerator / (2 * jnp.pi), 0.5)
 
 
@@ -395,29 +356,9 @@ def _relu_stability_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[
     return _relu_stability(rho), _angle(rho) / (2 * jnp.pi) * tangent
 
 
-@jax.custom_jvp
 def _angle(rho: Array) -> Array:
     """Computes π - arccos ρ, without the rounding of 1 - ρ² near -1."""
     return 2 * jnp.arctan2(jnp.sqrt(1 + rho), jnp.sqrt(1 - rho))
-
-
-@_angle.defjvp
-def _angle_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (rho,), (tangent,) = primals, tangents
-    return _angle(rho), tangent / jnp.sqrt((1 + rho) * (1 - rho))
-
-
-def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) -> Array:
-    check_range(-1, 1, rho=rho)
-    check_count(0, num_layers=num_layers)
-    start = jnp.asarray(rho, jnp.result_type(float))
-
-    def step(rho: Array, _: None) -> tuple[Array, Array]:
-        following = layer(rho)
-        return following, following
-
-    _, visited = jax.lax.scan(step, start, length=num_layers)
-    return jnp.concatenate([start[None], visited])
 
 
 def _overlap(r: Array, *, num_tokens: int) -> Array:
@@ -429,16 +370,12 @@ def _overlap(r: Array, *, num_tokens: int) -> Array:
     beyond = jnp.sqrt(jnp.where((r > cap) & (r < 1), (1 - r) / (1 - cap), 1))
     r = jnp.minimum(r, cap)
     # Independent standard normals u, v with G + G' = u sqrt(2(1+r)) and G - G' = v sqrt(2(1-r)).
-    total = reach * nodes * jnp.sqrt((1 + r) / 2)
-    # The integrand is even in the difference: integrate over half.
-    difference = reach / 2 * (nodes + 1) * jnp.sqrt((1 - r) / 2)
-    first = jnp.add.outer(total, difference)
-    second = jnp.subtract.outer(total, difference)
-    below = jnp.clip(_bivariate_cdf(first, second, r), 0, 1)
-    densities = (
-        reach * weights * np.exp(-np.square(ends) / 2)
-        for ends in (reach * nodes, reach / 2 * (nodes + 1))
-    )
+    # The integrand is even in v: integrate over half.
+    u, v = reach * nodes, reach / 2 * (nodes + 1)
+    total, difference = u * jnp.sqrt((1 + r) / 2), v * jnp.sqrt((1 - r) / 2)
+    ends = jnp.add.outer(total, difference), jnp.subtract.outer(total, difference)
+    below = jnp.clip(_bivariate_cdf(*ends, r), 0, 1)
+    densities = (reach * weights * np.exp(-np.square(each) / 2) for each in (u, v))
     weight = jnp.asarray(np.outer(*densities) / (2 * np.pi), below.dtype)
     overlap = num_tokens * jnp.sum(weight * below ** (num_tokens - 1))
     return 1 - (1 - overlap) * beyond

@@ -1,0 +1,70 @@
+"""Evaluation of a user's function in batches, compiled at most once a call.
+
+Nothing is kept between calls, since the values that a function closes over may change.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import eval_context, eval_jaxpr
+from jax.extend.core import Jaxpr, get_opaque_trace_state, jaxprs_in_params
+from jaxtyping import Array
+
+_CALLS = {"custom_jvp_call", "custom_vjp_call", "checkpoint"}
+_MOST_STEPS = 2000  # one by one they take 0.1 s, as does compiling a few
+
+
+def is_tracing() -> bool:
+    """Returns whether the caller runs under `jit`, `vmap`, `grad`, `shard_map` or their like."""
+    state = get_opaque_trace_state(convention="hopfax")
+    with eval_context():
+        return state != get_opaque_trace_state(convention="hopfax")
+
+
+def for_batches(fn: Callable[..., Array], count: int) -> Callable[..., Array]:
+    """Returns a function to be called `count` times, prepared for calls outside of `jit`.
+
+    It is traced once. Then its operations run one by one, so that what the user has compiled is not
+    compiled again, or are compiled if that takes less time. The program is freed after the call.
+    """
+    programs: dict[Any, Callable[..., list[Array]]] = {}
+
+    def run(*args: Any) -> Array:
+        if (shapes := (*map(np.shape, args),)) not in programs:
+            closed = jax.make_jaxpr(fn)(*args)
+            program = partial(eval_jaxpr, closed.jaxpr)
+            compiles = count * _num_steps(closed.jaxpr) > _MOST_STEPS
+            programs[shapes] = partial(jax.jit(program) if compiles else program, closed.consts)
+        return programs[shapes](*args)[0]
+
+    return fn if is_tracing() else run
+
+
+def map_batches(fn: Callable[[Array], Array], inputs: Array, batch_size: int) -> Array:
+    """Applies a function to each input, as `jax.lax.map` does."""
+    if is_tracing():
+        return jax.lax.map(fn, inputs, batch_size=batch_size)
+    starts, outputs = range(0, len(inputs), batch_size), []
+    batched = for_batches(jax.vmap(fn), len(starts))
+    for start in starts:
+        size = min(batch_size, len(inputs) - start)
+        outputs.append(batched(jax.lax.dynamic_slice_in_dim(inputs, start, size)))
+        jax.block_until_ready(outputs[-2:-1])  # at most two batches are in memory
+    return jnp.concatenate(outputs)
+
+
+def _num_steps(jaxpr: Jaxpr) -> float:
+    """Operations outside of compiled functions; infinite with loops, whose programs JAX keeps."""
+    total = 0.0
+    for step in jaxpr.eqns:
+        inner = [*jaxprs_in_params(step.params)]
+        if step.primitive.name in _CALLS:
+            total += sum(map(_num_steps, inner))
+        elif step.primitive.name != "jit":
+            total += math.inf if inner else 1
+    return total
