@@ -31,7 +31,6 @@ from hopfax.hopfield.retrieval import exponentials, matmul
 Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
 LogPrior = Float[Array, " patterns"] | None
-Index = Int[Array, " rows"] | None
 
 Sigma = float | Float[Array, ""] | None
 
@@ -136,6 +135,8 @@ def denoise(
     _check_values(log_prior, sigma)
     if isinstance(sigma, float):
         sigma = max(sigma, 1e-30)  # a smaller number would be 0 in float32
+    block_size = BLOCK if block_size is None else block_size
+    check_count(1, block_size=block_size)
     return _denoise(noisy, patterns, log_prior, mask, sigma, block_size=block_size)
 
 
@@ -149,10 +150,10 @@ def _denoise(
     mask: Mask,
     sigma: Sigma,
     *,
-    block_size: int | None,
+    block_size: int,
 ) -> Denoised:
     pattern_dtype = jnp.asarray(patterns).dtype
-    noisy, patterns, bias, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
+    noisy, patterns, bias, sigma = _prepare(noisy, patterns, log_prior, mask, sigma)
     if pattern_dtype == jnp.bfloat16:
         patterns = patterns.astype(pattern_dtype)
         noisy = noisy.astype(pattern_dtype).astype(noisy.dtype)
@@ -212,7 +213,25 @@ def denoise_normalized(
     vectors = {"noisy": noisy, "offset": offset, "scale": scale, "bias": bias}
     check_shapes(**{name: (vector, "width") for name, vector in vectors.items()})
     check_range(0, ends="[)", epsilon=epsilon)
-    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, None, sigma)
+    _check_values(log_prior, sigma)
+    vectors = noisy, offset, scale, bias
+    return _denoise_normalized(*vectors, patterns, epsilon, log_prior, sigma, block_size=BLOCK)
+
+
+@partial(jax.jit, static_argnames="block_size")
+def _denoise_normalized(
+    noisy: Array,
+    offset: Array,
+    scale: Array,
+    bias: Array,
+    patterns: Array,
+    epsilon: Array,
+    log_prior: LogPrior,
+    sigma: Sigma,
+    *,
+    block_size: int,
+) -> Denoised:
+    noisy, patterns, prior, sigma = _prepare(noisy, patterns, log_prior, None, sigma)
     centered = patterns - jnp.mean(patterns, axis=1, keepdims=True)
     offset, scale, bias = (jnp.asarray(each, noisy.dtype) for each in (offset, scale, bias))
     offset = offset - jnp.mean(offset)
@@ -229,7 +248,7 @@ def denoise_normalized(
         norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior, gain = _posterior(logits, (query, offset), centered, prior)
+    posterior, gain = _posterior(logits, (query, offset), centered, prior, block_size)
     value = jnp.where(posterior.probability > 0, bias, 0) + scale * (
         posterior.value + gain * offset
     )
@@ -268,9 +287,9 @@ def candidates(
         >>> likeliest.index.shape, int(likeliest.index[0])
         ((3,), 7)
     """
-    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, None, sigma)
+    noisy, patterns, prior, sigma = _prepare(noisy, patterns, log_prior, None, sigma)
     check_count(1, len(patterns), count=count)
-    patterns = _cleared(patterns, prior)
+    patterns = clear(patterns, prior)
     products = matmul(noisy, patterns.T)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     likelihood = _log_likelihood(noisy, products, norms, sigma)
@@ -329,263 +348,15 @@ def estimate_sigma(
     noisy = jnp.asarray(noisy)
     if not len(noisy):
         raise ValueError(f"noisy must have one or more tokens, got shape {noisy.shape}")
-    patterns, prior, _ = _with_prior(patterns, log_prior)
+    patterns, prior, _ = with_prior(patterns, log_prior)
     noisy = noisy.astype(real_type(noisy, patterns))
     mask = full_mask(mask, (len(noisy),))
     # Before the squares: the gradient of a nan row would be 0 * nan.
     squares = jnp.mean(jnp.square(jnp.where(mask[:, None], noisy, 0)), axis=1)
     power = jnp.sum(squares) / jnp.maximum(jnp.sum(mask), 1).astype(squares.dtype)
-    signal = jnp.mean(jnp.square(_cleared(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
+    signal = jnp.mean(jnp.square(clear(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
     least = jnp.maximum(1e-6 * signal, jnp.finfo(signal.dtype).tiny)
     return jnp.sqrt(jnp.maximum(power - signal, least))
-
-
-def capacity_snr_db(
-    entropy_bits: float | Array, *, width: int, spectrum: Float[Array, " width"] | None = None
-) -> Float[Array, "..."]:
-    r"""Returns the signal-to-noise ratio in dB below which no decoder can recover all tokens.
-
-    It is the ratio S at which the capacity of the Gaussian channel is H bits a token. If all
-    directions have the same power,
-
-    $$S = 2^{2H/d} - 1$$
-
-    With a spectrum, S is at least as high: it solves
-    $\frac{1}{2} \sum_i \log_2(1 + S d \lambda_i) = H$, by bisection.
-
-    Args:
-        entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
-        width: Number of coordinates d of a token's vector.
-        spectrum: Eigenvalues $\lambda_i$ >= 0 of the vectors' covariance, divided by the vectors'
-            mean square norm. They sum to less than 1 unless the mean vector is 0. None: all are
-            1/d.
-
-    Returns:
-        The ratio per coordinate, in dB; with a spectrum, at most 300 dB.
-
-    Raises:
-        TypeError, ValueError: If H is not positive, `width` is not an integer >= 1, or `spectrum`
-            has another shape, a negative entry or a sum above 1; traced numbers are not checked.
-
-    Differentiation:
-        With a spectrum, the gradient is zero.
-
-    Example:
-        >>> from hopfax import hopfield
-        >>> [round(float(hopfield.capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
-        [-9.4, -14.3, -17.4]
-
-    References:
-        Shannon (1949), Communication in the Presence of Noise, Theorem 2.
-    """
-    check_range(0, ends="(]", entropy_bits=entropy_bits)
-    check_count(1, width=width)
-    nats = jnp.log(2.0) * jnp.asarray(entropy_bits)
-    white = 10 * jnp.log10(jnp.expm1(2 * nats / width))
-    if spectrum is None:
-        return white
-    shares = jnp.asarray(spectrum)
-    if shares.shape != (width,):
-        raise ValueError(f"spectrum must have shape ({width},), got {shares.shape}")
-    check_range(0, ends="[]", spectrum=shares)
-    named: dict[str, Any] = {"sum of spectrum": jnp.sum(shares)}
-    check_range(0, 1.001, **named)
-
-    def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
-        middle = (low + high) / 2
-        signal = width * jnp.multiply.outer(10 ** (middle / 10), shares)
-        enough = jnp.sum(jnp.log1p(signal), axis=-1) / 2 >= nats
-        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
-
-    # Equal power maximizes capacity.
-    ends = jnp.minimum(white, 300), jnp.full_like(white, 300)
-    return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halved, ends)[1])
-
-
-def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:
-    """Returns half the distance from each pattern to the nearest other one.
-
-    After a perturbation of smaller norm, the pattern is still the nearest one, so `denoise` with a
-    uniform prior returns its `index`. In float32, first subtract the patterns' mean from patterns
-    and queries if it is many times longer than their distances.
-
-    Args:
-        patterns: Patterns, one a row.
-        mask: True where a pattern is real; None means all.
-
-    Returns:
-        The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
-        pattern. Where rounding could hide the nearest pattern, the radius is smaller.
-
-    Raises:
-        TypeError, ValueError: If `mask` or the shapes are wrong, or there is no pattern.
-
-    Differentiation:
-        The gradient of the radius of a duplicate is nan.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
-        >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
-        [2.5, 2.5, 8.139410018920898]
-
-    References:
-        Cohen, Rosenfeld and Kolter (2019), Certified Adversarial Robustness via Randomized
-        Smoothing: probabilistic certificates for any classifier, on the norm of the whole
-        perturbation.
-    """
-    centered, prior, _ = _centered(patterns, None, mask)
-    patterns = _cleared(jnp.asarray(patterns, centered.dtype), prior)
-    norms = jnp.sum(jnp.square(centered), axis=1)
-    rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
-
-    def radius(number: Array) -> Array:
-        sums = norms[number] + norms
-        others = jnp.isfinite(prior).at[number].set(False)
-        squares = jnp.where(others, sums - 2 * matmul(centered[number], centered.T), jnp.inf)
-        nearest = jnp.argmin(squares)
-        # The difference itself: centering has rounded the patterns, and squares in terms of norms
-        # have lost digits.
-        distance = jnp.linalg.norm(patterns[number] - patterns[nearest])
-        # No other pattern is nearer than this, whatever was rounded.
-        least = jnp.min((squares - rounding * sums).at[nearest].set(jnp.inf))
-        distance = jnp.minimum(distance, jnp.sqrt(jnp.maximum(least, 0)))
-        return jnp.where(jnp.any(others), distance / 2, jnp.inf)
-
-    # Checkpoints: otherwise gradients would store patterns times patterns numbers.
-    radii = jax.lax.map(jax.checkpoint(radius), jnp.arange(len(patterns)), batch_size=256)
-    return jnp.where(jnp.isfinite(prior), radii, jnp.nan)
-
-
-def recovery_bound(
-    patterns: Patterns,
-    *,
-    sigma: float | Float[Array, ""],
-    log_prior: LogPrior = None,
-    index: Index = None,
-) -> Float[Array, " rows"]:
-    r"""Returns a lower bound on the probability that a pattern is recovered under Gaussian noise.
-
-    $$1 - \sum_{w \neq v} Q\left(\frac{d_{vw}}{2 \sigma}
-    + \frac{\sigma}{d_{vw}} \log \frac{\pi_v}{\pi_w}\right), \qquad d_{vw} = \|e_v - e_w\|$$
-
-    with Q the standard normal's tail: the union bound on the error of the most probable pattern.
-    All tokens of a sentence are recovered with a probability of at least 1 minus the sum of their
-    errors; an encoder that reads the recovered patterns then returns its clean output.
-
-    Args:
-        patterns: Patterns, one a row.
-        sigma: Standard deviation of the noise in each coordinate, > 0. The decoder must know it,
-            unless the prior is uniform: the most probable pattern is then the nearest.
-        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
-        index: Indices of the patterns to bound; None for all.
-
-    Returns:
-        The bound for each pattern of `index`, in [0, 1].
-
-    Raises:
-        TypeError, ValueError: If `sigma` is not positive and finite, `index` does not hold indices
-            of patterns, or as in `denoise`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
-        >>> bound = hopfield.recovery_bound(jnp.array([[0.0, 0.0], [3.0, 4.0]]), sigma=1.25)
-        >>> bound.round(4).tolist()  # 1 - Q(2)
-        [0.9771999716758728, 0.9771999716758728]
-    """
-    patterns, prior, sigma = _centered(patterns, log_prior, None, sigma)
-    index = _rows(index, len(patterns))
-    norms = jnp.sum(jnp.square(patterns), axis=1)
-    finite = jnp.where(jnp.isneginf(prior), 0, prior)  # inf has no gradient
-    rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
-
-    def bound(number: Array) -> Array:
-        # Distances are rounded so that the bound stays a lower bound: down, but up where they
-        # divide a positive term.
-        sums = norms[number] + norms
-        squares = (1 - rounding) * sums - 2 * matmul(patterns[number], patterns.T)
-        distinct = squares > 0
-        least, most = (
-            jnp.sqrt(jnp.where(distinct, squares + x * sums, 1)) for x in (0, 2 * rounding)
-        )
-        gain = finite[number] - finite
-        margin = least / (2 * sigma) + sigma / jnp.where(gain > 0, most, least) * gain
-        # Of equal patterns none can be told from the others: no bound.
-        errors = jnp.where(distinct, jax.scipy.stats.norm.sf(margin), 1)
-        errors = jnp.where(jnp.isneginf(prior), 0, errors).at[number].set(0)
-        return jnp.where(jnp.isneginf(prior[number]), 0, 1 - jnp.sum(errors))
-
-    return jnp.clip(jax.lax.map(jax.checkpoint(bound), index, batch_size=256), 0, 1)
-
-
-def recovery_rate(
-    patterns: Patterns,
-    *,
-    sigma: float | Float[Array, ""],
-    log_prior: LogPrior = None,
-    index: Index = None,
-) -> Float[Array, " rows"]:
-    r"""Estimates the probability that a pattern is recovered under Gaussian noise.
-
-    The differences between a pattern and the others overlap along the direction to the prior's
-    mean. Given the noise u in this direction, errors are taken as independent:
-
-    $$p_v \approx E_u \prod_{w \neq v} \Phi\left(\frac{1}{b_w} \left(\frac{d_w^2}{2 \sigma}
-    + \sigma \log \frac{\pi_v}{\pi_w} - u a_w\right)\right), \qquad
-    a_w = \frac{\langle e_w - e_v, e_v \rangle}{\|e_v\|}, \quad b_w^2 = d_w^2 - a_w^2$$
-
-    with u standard normal, d_w the distance from e_v to e_w, and the prior's mean subtracted from
-    all patterns. It is exact for two patterns, and nearly exact for many if what remains of the
-    differences is orthogonal. In an embedding table it is correlated, and the estimate is too low.
-    The integral over u is a sum of 64 terms; so that it resolves them, a_w is at most 0.99 d_w.
-
-    Args:
-        patterns: Patterns, one a row.
-        sigma: Standard deviation of the noise in each coordinate, > 0; known to the decoder, as in
-            `recovery_bound`.
-        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
-        index: Indices of the patterns of interest; None for all.
-
-    Returns:
-        The rate for each pattern of `index`, in [0, 1]. Each duplicate with the same prior halves
-        it.
-
-    Raises:
-        TypeError, ValueError: As in `recovery_bound`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
-        >>> rate = hopfield.recovery_rate(3.0 * jnp.eye(4), sigma=1.0)
-        >>> bound = hopfield.recovery_bound(3.0 * jnp.eye(4), sigma=1.0)
-        >>> round(float(rate[0]), 2), round(float(bound[0]), 2)
-        (0.96, 0.95)
-    """
-    patterns, prior, sigma = _with_prior(patterns, log_prior, None, sigma)
-    patterns = _cleared(patterns, prior)
-    patterns -= matmul(jax.nn.softmax(prior)[None], patterns)
-    index, tiny = _rows(index, len(patterns)), jnp.finfo(patterns.dtype).tiny
-    nodes = jnp.linspace(-6, 6, 64, dtype=patterns.dtype)
-    weights = jax.nn.softmax(-jnp.square(nodes) / 2)
-    finite = jnp.where(jnp.isneginf(prior), 0, prior)  # inf has no gradient
-
-    def rate(number: Array) -> Array:
-        own = patterns[number]
-        apart = patterns - own[None]
-        squares = jnp.sum(jnp.square(apart), axis=1)
-        along = matmul(apart, own / jnp.sqrt(jnp.maximum(matmul(own, own), tiny)))
-        most = 0.99 * jnp.sqrt(jnp.maximum(squares, tiny))
-        along = jnp.clip(along, -most, most)
-        across = jnp.sqrt(jnp.maximum(squares - along**2, tiny))
-        margin = squares / (2 * sigma) + sigma * (finite[number] - finite)
-        logs = jax.scipy.special.log_ndtr((margin[None] - jnp.outer(nodes, along)) / across[None])
-        logs = jnp.where(jnp.isneginf(prior)[None], 0, logs).at[:, number].set(0)
-        mean = matmul(weights, jnp.exp(jnp.sum(logs, axis=1)))
-        return jnp.where(jnp.isneginf(prior[number]), 0, mean)
-
-    return jnp.clip(jax.lax.map(jax.checkpoint(rate), index), 0, 1)
 
 
 class _Running(NamedTuple):
@@ -603,7 +374,7 @@ def _posterior(
     closed_over: PyTree,
     patterns: Array,
     bias: Array,
-    block_size: int | None = None,
+    block_size: int,
 ) -> tuple[Denoised, Array]:
     """Posterior from log-priors and from logits of one block of patterns at a time.
 
@@ -611,8 +382,6 @@ def _posterior(
     over. The posterior's value is the mean of gain times pattern; the last result is the mean gain.
     """
     count, dtype = len(patterns), bias.dtype
-    block_size = BLOCK if block_size is None else block_size
-    check_count(1, block_size=block_size)
     size, least = min(block_size, count), jnp.finfo(dtype).min / 2
     allowed = ~jnp.isneginf(bias)
     bias = jnp.where(allowed, bias, 0)
@@ -647,7 +416,7 @@ def _posterior(
     zero = none.astype(dtype)
     start = _Running(zero + least, none, zero, zero, jnp.full(patterns.shape[1], zero))
     if size == count:
-        running, _ = step(start, none)
+        running, _ = step(start, jnp.int32(0))
     else:
         running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size), dtype=jnp.int32))
     possible = (running.most > least) | jnp.isnan(running.total)
@@ -701,7 +470,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     return _narrow_product(vector, matrix), tangent
 
 
-def _prepared(
+def _prepare(
     noisy: Array,
     patterns: Array,
     log_prior: LogPrior,
@@ -712,13 +481,13 @@ def _prepared(
     noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
     check_shapes(noisy=(noisy, "width"), patterns=(patterns, "patterns width"))
     dtype = real_type(noisy, patterns)
-    return noisy.astype(dtype), *_with_prior(patterns.astype(dtype), log_prior, mask, sigma)
+    return noisy.astype(dtype), *with_prior(patterns.astype(dtype), log_prior, mask, sigma)
 
 
-def _with_prior(
+def with_prior(
     patterns: Array, log_prior: LogPrior, mask: Mask = None, sigma: Sigma = None
 ) -> tuple[Array, Array, Any]:
-    """`_prepared` without a query."""
+    """`_prepare` without a query."""
     _check_values(log_prior, sigma)
     patterns = jnp.asarray(patterns)
     if patterns.ndim != 2 or patterns.shape[0] == 0:
@@ -754,30 +523,6 @@ def _check_values(log_prior: LogPrior, sigma: Sigma) -> None:
             raise ValueError(f"log_prior must be finite or -inf, got {wrong.flat[0]}")
 
 
-def _rows(index: Index, count: int) -> Array:
-    """Checks the indices of rows, unless traced; None means all."""
-    if index is None:
-        return jnp.arange(count)
-    check_shapes(index=(index, "rows"))
-    if not is_traced(index):
-        values = np.asarray(index)
-        if not np.issubdtype(values.dtype, np.integer):
-            raise TypeError(f"index must hold integers, got {values.dtype}")
-        if (wrong := values[(values < 0) | (values >= count)]).size:
-            raise ValueError(f"index must be at least 0 and below {count}, got {wrong[0]}")
-    return jnp.asarray(index)
-
-
-def _cleared(patterns: Array, log_prior: Array) -> Array:
+def clear(patterns: Array, log_prior: Array) -> Array:
     """Sets excluded patterns to zero, even nan."""
     return jnp.where(jnp.isneginf(log_prior)[:, None], 0, patterns)
-
-
-def _centered(
-    patterns: Array, log_prior: LogPrior, mask: Mask, sigma: Sigma = None
-) -> tuple[Array, Array, Any]:
-    """`_prepared` patterns less the mean of the possible ones: distances keep their digits."""
-    patterns, prior, sigma = _with_prior(patterns, log_prior, mask, sigma)
-    patterns, count = _cleared(patterns, prior), jnp.sum(~jnp.isneginf(prior))
-    mean = jnp.sum(patterns, axis=0, keepdims=True) / jnp.maximum(count, 1).astype(patterns.dtype)
-    return patterns - mean, prior, sigma

@@ -1,5 +1,6 @@
 import itertools
 from functools import partial
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ from scipy.special import log_softmax
 from scipy.stats import norm
 
 from hopfax import hopfield
-from hopfax.hopfield import memory
 
 WIDTH, COUNT = 12, 23
 draw = np.random.default_rng(0)
@@ -191,7 +191,7 @@ def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_p
 def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(
     sigma, block_size, monkeypatch
 ):
-    monkeypatch.setattr(memory, "BLOCK", block_size)
+    monkeypatch.setattr(import_module("hopfax.hopfield.denoise"), "BLOCK", block_size)
     offset, scale, bias = draw.normal(size=(3, WIDTH))
     centered = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
     normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 0.3) * scale + bias
