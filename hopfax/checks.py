@@ -4,14 +4,16 @@
 """
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
 def is_traced(values: Any) -> bool:
@@ -22,6 +24,26 @@ def is_traced(values: Any) -> bool:
 def instead(kind: type[Exception], message: str) -> dict[str, Any]:
     """Options of a chex assertion that raises this error; a `custom_message` is only appended."""
     return {"exception_type": lambda _: kind(message)}
+
+
+def compile_once(*static: str, check: Callable[..., Any] | None = None) -> Callable[[Fn], Fn]:
+    """Returns a decorator that jits a function, so that a second call compiles nothing.
+
+    Before each call, `check` sees the arguments, whose values may be known, and returns those that
+    it replaces, or None. `static` are names of hashable options.
+    """
+
+    def decorate(fn: Any) -> Any:
+        jitted = jax.jit(fn, static_argnames=static)
+
+        @functools.wraps(fn)
+        def call(*args: Any, **options: Any) -> Any:
+            replaced = check and check(*args, **options)
+            return jitted(*args, **options | (replaced or {}))
+
+        return call
+
+    return decorate
 
 
 def one_array(output: Any) -> Any:

@@ -2,13 +2,11 @@
 
 With known noise level, a Hopfield update over the clean patterns, with inverse temperature
 1/sigma^2 and a bias, is the posterior mean of the clean pattern given a noisy one. Functions take
-one noisy query; use `jax.vmap` for more. `candidates` returns the likeliest patterns, the states of
-a decoder with context.
+one noisy query; use `jax.vmap` for more.
 """
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +18,9 @@ from hopfax.checks import (
     check_count,
     check_mask,
     check_range,
+    check_shape,
     check_shapes,
+    compile_once,
     full_mask,
     is_traced,
     real_type,
@@ -31,39 +31,81 @@ from hopfax.hopfield.retrieval import exponentials, matmul
 Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
 LogPrior = Float[Array, " patterns"] | None
-
 Sigma = float | Float[Array, ""] | None
 
 BLOCK = 1536  # On two cores, larger blocks are hardly faster and take more memory.
 
 
 class Candidates(NamedTuple):
-    """The likeliest patterns of a noisy query, in descending order of posterior probability.
-
-    Attributes:
-        index: Their indices.
-        log_likelihood: Without the prior and up to a constant; -inf if the prior excludes the
-            pattern.
-    """
+    """The likeliest patterns of a noisy query, in descending order of posterior probability."""
 
     index: Int[Array, " count"]
-    log_likelihood: Float[Array, " count"]
+    log_likelihood: Float[Array, " count"]  # up to a constant; -inf if the prior excludes it
 
 
 class Denoised(NamedTuple):
-    """The posterior over the patterns that a noisy query may come from.
+    """The posterior over the patterns that a noisy query may come from."""
 
-    Attributes:
-        value: Posterior mean of the pattern.
-        index: The most probable pattern.
-        probability: Its posterior probability, in [0, 1].
-    """
-
-    value: Float[Array, " width"]
-    index: Int[Array, ""]
-    probability: Float[Array, ""]
+    value: Float[Array, " width"]  # posterior mean of the pattern
+    index: Int[Array, ""]  # the most probable pattern
+    probability: Float[Array, ""]  # its posterior probability, in [0, 1]
 
 
+def check_values(
+    *arrays: Any, sigma: Any = None, log_prior: Any = None, epsilon: Any = 0.0, **others: Any
+) -> dict[str, Any]:
+    """Checks the values that are not traced, and returns a sigma that is not 0 in float32."""
+    if sigma is not None:
+        check_range(0, ends="()", sigma=sigma)
+    if log_prior is not None and not is_traced(log_prior):
+        values = np.asarray(log_prior)
+        if (wrong := values[~(values < np.inf)]).size:
+            raise ValueError(f"log_prior must be finite or -inf, got {wrong.flat[0]}")
+    check_range(0, ends="[)", epsilon=epsilon)
+    return {"sigma": max(sigma, 1e-30)} if isinstance(sigma, float) else {}
+
+
+def prepare(
+    patterns: Array, log_prior: LogPrior, mask: Mask = None, sigma: Sigma = None
+) -> tuple[Array, Array, Any]:
+    """Checks shapes, and returns arrays in float32 at least; the prior includes the mask."""
+    patterns = jnp.asarray(patterns)
+    if patterns.ndim != 2 or patterns.shape[0] == 0:
+        allowed = "shape (patterns, width) with at least one pattern"
+        raise ValueError(f"patterns must have {allowed}, got {patterns.shape}")
+    dtype, shape = real_type(patterns), patterns.shape[:1]
+    prior = jnp.zeros(shape, dtype)
+    if log_prior is not None:
+        real_type(log_prior)
+        check_shape(shape, log_prior=log_prior)
+        prior = jnp.asarray(log_prior, dtype)
+    mask = check_mask(mask, shape)
+    if mask is not None:
+        prior = jnp.where(mask, prior, -jnp.inf)
+    if sigma is not None:
+        check_shapes(sigma=(sigma, ""))
+        least = jnp.finfo(dtype).tiny ** 0.4  # for norms up to 1e4, logits stay finite
+        within = jnp.clip(jnp.asarray(sigma, dtype), least, 1 / least)
+        sigma = jnp.where(sigma > 0, within, jnp.nan)
+    return patterns.astype(dtype), prior, sigma
+
+
+def _prepare(
+    noisy: Array, patterns: Array, log_prior: LogPrior, mask: Mask, sigma: Sigma
+) -> tuple[Array, Array, Array, Any]:
+    """Returns what `prepare` does after the query, all in their common type."""
+    noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
+    check_shapes(noisy=(noisy, "width"), patterns=(patterns, "patterns width"))
+    dtype = real_type(noisy, patterns)
+    return noisy.astype(dtype), *prepare(patterns.astype(dtype), log_prior, mask, sigma)
+
+
+def clear(patterns: Array, log_prior: Array) -> Array:
+    """Sets excluded patterns to zero, even nan."""
+    return jnp.where(jnp.isneginf(log_prior)[:, None], 0, patterns)
+
+
+@compile_once("block_size", check=check_values)
 def denoise(
     noisy: Float[Array, " width"],
     patterns: Patterns,
@@ -88,17 +130,14 @@ def denoise(
 
     Args:
         noisy: The query $x$.
-        patterns: Clean patterns $e_v$, one a row. If they are bfloat16, the query and the weights
-            of the sum are rounded to bfloat16, and their products are accumulated in float32. This
-            is faster only on processors with bfloat16 instructions. If the mean pattern is much
-            larger than the distances between patterns, subtract it from patterns and queries.
-            Squares of their entries must be in the range of float32 (entries of 1e-15 to 1e15).
+        patterns: Clean patterns $e_v$, one a row, with entries of 1e-15 to 1e15. If they are
+            bfloat16, so are the factors of both products, which are accumulated in float32. If the
+            mean is much larger than their distances, subtract it from patterns and queries.
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
-        log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
-            None for a uniform prior.
+        log_prior: Log-probabilities, up to a constant; -inf excludes a pattern. None: uniform.
         mask: True where a pattern is real; None means all.
-        block_size: Patterns read at a time; None for 1536. Under `jax.vmap`, memory grows with
-            queries times `block_size`, never with queries times patterns.
+        block_size: Patterns read at a time. Under `jax.vmap`, memory grows with queries times
+            `block_size`, never with queries times patterns.
 
     Returns:
         `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
@@ -106,15 +145,12 @@ def denoise(
         query makes `value` and `probability` nan.
 
     Raises:
-        TypeError: If `mask` is not boolean, an array is complex, or `block_size` is not an integer.
-        ValueError: If `sigma` is not positive and finite, `log_prior` has nan or +inf,
-            `block_size < 1`, there is no pattern, or the shapes are not those of one query and its
-            patterns. Traced values are not checked: a traced `sigma <= 0` gives nan.
+        TypeError, ValueError: A shape, type or number is not as above, or there is no pattern.
+            Traced values are not checked: a traced `sigma <= 0` gives nan.
 
     Differentiation:
-        `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
-        pass recomputes each block's logits. Without `sigma`, a query that equals a pattern
-        has a gradient near zero.
+        In all arrays and `sigma`; the backward pass recomputes each block's logits. Without
+        `sigma`, a query that equals a pattern has a gradient near zero.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -132,26 +168,6 @@ def denoise(
         Hopfield Networks is All You Need; Ambrogioni (2024), In Search of Dispersed Memories:
         Generative Diffusion Models Are Associative Memory Networks.
     """
-    _check_values(log_prior, sigma)
-    if isinstance(sigma, float):
-        sigma = max(sigma, 1e-30)  # a smaller number would be 0 in float32
-    block_size = BLOCK if block_size is None else block_size
-    check_count(1, block_size=block_size)
-    return _denoise(noisy, patterns, log_prior, mask, sigma, block_size=block_size)
-
-
-# Compiled once per shape outside jit. Excluded patterns have a log-prior of -inf, which
-# `jax_debug_infs` allows inside jit.
-@partial(jax.jit, static_argnames="block_size")
-def _denoise(
-    noisy: Array,
-    patterns: Array,
-    log_prior: LogPrior,
-    mask: Mask,
-    sigma: Sigma,
-    *,
-    block_size: int,
-) -> Denoised:
     pattern_dtype = jnp.asarray(patterns).dtype
     noisy, patterns, bias, sigma = _prepare(noisy, patterns, log_prior, mask, sigma)
     if pattern_dtype == jnp.bfloat16:
@@ -165,6 +181,7 @@ def _denoise(
     return _posterior(logits, noisy, patterns, bias, block_size)[0]
 
 
+@compile_once(check=check_values)
 def denoise_normalized(
     noisy: Float[Array, " width"],
     patterns: Patterns,
@@ -196,8 +213,7 @@ def denoise_normalized(
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
 
     Raises:
-        TypeError, ValueError: As in `denoise`; also if a vector has another shape, or `epsilon` is
-            out of range.
+        TypeError, ValueError: As in `denoise`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -212,25 +228,6 @@ def denoise_normalized(
     """
     vectors = {"noisy": noisy, "offset": offset, "scale": scale, "bias": bias}
     check_shapes(**{name: (vector, "width") for name, vector in vectors.items()})
-    check_range(0, ends="[)", epsilon=epsilon)
-    _check_values(log_prior, sigma)
-    vectors = noisy, offset, scale, bias
-    return _denoise_normalized(*vectors, patterns, epsilon, log_prior, sigma, block_size=BLOCK)
-
-
-@partial(jax.jit, static_argnames="block_size")
-def _denoise_normalized(
-    noisy: Array,
-    offset: Array,
-    scale: Array,
-    bias: Array,
-    patterns: Array,
-    epsilon: Array,
-    log_prior: LogPrior,
-    sigma: Sigma,
-    *,
-    block_size: int,
-) -> Denoised:
     noisy, patterns, prior, sigma = _prepare(noisy, patterns, log_prior, None, sigma)
     centered = patterns - jnp.mean(patterns, axis=1, keepdims=True)
     offset, scale, bias = (jnp.asarray(each, noisy.dtype) for each in (offset, scale, bias))
@@ -248,13 +245,14 @@ def _denoise_normalized(
         norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior, gain = _posterior(logits, (query, offset), centered, prior, block_size)
+    posterior, gain = _posterior(logits, (query, offset), centered, prior)
     value = jnp.where(posterior.probability > 0, bias, 0) + scale * (
         posterior.value + gain * offset
     )
     return posterior._replace(value=value)
 
 
+@compile_once("count", check=check_values)
 def candidates(
     noisy: Float[Array, " width"],
     patterns: Patterns,
@@ -266,17 +264,8 @@ def candidates(
     """Returns the patterns of highest posterior probability, with their log-likelihoods.
 
     Use it in decoders with another prior, such as the context of a token. `log_prior` ranks the
-    patterns; it is not part of the log-likelihoods.
-
-    Args:
-        noisy: See `denoise`.
-        patterns: See `denoise`; products are in float32 at least.
-        count: Number of candidates, at most that of the patterns.
-        sigma: See `denoise`.
-        log_prior: See `denoise`.
-
-    Raises:
-        TypeError, ValueError: See `denoise`; `count` is out of range.
+    patterns; it is not part of the log-likelihoods. Arguments and errors are those of `denoise`;
+    `count` is the number of candidates, at most that of the patterns.
 
     Example:
         >>> import jax
@@ -297,16 +286,7 @@ def candidates(
     return Candidates(index, jnp.where(jnp.isfinite(prior), likelihood, -jnp.inf)[index])
 
 
-def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Sigma) -> Array:
-    """Log-likelihoods, up to a constant, from products with the query and squared norms."""
-    if sigma is not None:
-        return (products - 0.5 * norms) / jnp.square(sigma)
-    energy = jnp.sum(jnp.square(query))
-    # The rounding of the difference, so that a query that equals a pattern is finite.
-    least = 4 * jnp.finfo(norms.dtype).eps * (energy + norms) + jnp.finfo(norms.dtype).tiny
-    return -0.5 * len(query) * jnp.log(jnp.maximum(energy - 2 * products + norms, least))
-
-
+@compile_once(check=check_values)
 def estimate_sigma(
     noisy: Float[Array, "tokens width"],
     patterns: Patterns,
@@ -324,17 +304,15 @@ def estimate_sigma(
     Args:
         noisy: One noisy pattern a row.
         patterns: Clean patterns, one a row.
-        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
+        log_prior: See `denoise`.
         mask: True where a row of `noisy` is real; None takes all.
 
     Returns:
-        The estimate of the standard deviation, at least a thousandth of the patterns' root mean
-        square, so that it is a valid `sigma` of `denoise` also where there is no noise or no row is
-        real. nan if the prior excludes all patterns.
+        The estimate, at least a thousandth of the patterns' root mean square, so that it is a valid
+        `sigma` of `denoise` without noise or real rows; nan if the prior excludes all patterns.
 
     Raises:
-        TypeError, ValueError: If the shapes do not match, or there is no row or pattern. See
-            `denoise` for `log_prior` and `mask`.
+        TypeError, ValueError: As in `denoise`; also if there is no row.
 
     Example:
         >>> import jax
@@ -348,7 +326,7 @@ def estimate_sigma(
     noisy = jnp.asarray(noisy)
     if not len(noisy):
         raise ValueError(f"noisy must have one or more tokens, got shape {noisy.shape}")
-    patterns, prior, _ = with_prior(patterns, log_prior)
+    patterns, prior, _ = prepare(patterns, log_prior)
     noisy = noisy.astype(real_type(noisy, patterns))
     mask = full_mask(mask, (len(noisy),))
     # Before the squares: the gradient of a nan row would be 0 * nan.
@@ -357,6 +335,16 @@ def estimate_sigma(
     signal = jnp.mean(jnp.square(clear(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
     least = jnp.maximum(1e-6 * signal, jnp.finfo(signal.dtype).tiny)
     return jnp.sqrt(jnp.maximum(power - signal, least))
+
+
+def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Sigma) -> Array:
+    """Log-likelihoods, up to a constant, from products with the query and squared norms."""
+    if sigma is not None:
+        return (products - 0.5 * norms) / jnp.square(sigma)
+    energy = jnp.sum(jnp.square(query))
+    # The rounding of the difference, so that a query that equals a pattern is finite.
+    least = 4 * jnp.finfo(norms.dtype).eps * (energy + norms) + jnp.finfo(norms.dtype).tiny
+    return -0.5 * len(query) * jnp.log(jnp.maximum(energy - 2 * products + norms, least))
 
 
 class _Running(NamedTuple):
@@ -374,14 +362,16 @@ def _posterior(
     closed_over: PyTree,
     patterns: Array,
     bias: Array,
-    block_size: int,
+    block_size: int | None = None,
 ) -> tuple[Denoised, Array]:
-    """Posterior from log-priors and from logits of one block of patterns at a time.
+    """Posterior from log-priors and logits of a block of patterns at a time, and the mean gain.
 
-    `logits(rows)` returns logits and gains (None for 1); `closed_over` are the arrays it closes
-    over. The posterior's value is the mean of gain times pattern; the last result is the mean gain.
+    `logits(rows)` returns logits and gains, None for 1, whose products with patterns are averaged;
+    `closed_over` are the arrays it closes over.
     """
     count, dtype = len(patterns), bias.dtype
+    block_size = BLOCK if block_size is None else block_size
+    check_count(1, block_size=block_size)
     size, least = min(block_size, count), jnp.finfo(dtype).min / 2
     allowed = ~jnp.isneginf(bias)
     bias = jnp.where(allowed, bias, 0)
@@ -427,10 +417,7 @@ def _posterior(
 
 @jax.custom_jvp
 def _maximum(scores: Array, best: Array) -> Array:
-    """Returns the maximum, with the derivative of the score at the index `best`.
-
-    The gradient of the best score minus the maximum is then exactly 0.
-    """
+    """The maximum, with the derivative of the score at `best`: their difference has none."""
     return jnp.max(scores)
 
 
@@ -468,61 +455,3 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     tangent = matmul(of_vector, wide[0])
     tangent += matmul(vector, wide[1])
     return _narrow_product(vector, matrix), tangent
-
-
-def _prepare(
-    noisy: Array,
-    patterns: Array,
-    log_prior: LogPrior,
-    mask: Mask,
-    sigma: Sigma,
-) -> tuple[Array, Array, Array, Any]:
-    """Checks the arguments and promotes them to at least float32; the prior includes the mask."""
-    noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
-    check_shapes(noisy=(noisy, "width"), patterns=(patterns, "patterns width"))
-    dtype = real_type(noisy, patterns)
-    return noisy.astype(dtype), *with_prior(patterns.astype(dtype), log_prior, mask, sigma)
-
-
-def with_prior(
-    patterns: Array, log_prior: LogPrior, mask: Mask = None, sigma: Sigma = None
-) -> tuple[Array, Array, Any]:
-    """`_prepare` without a query."""
-    _check_values(log_prior, sigma)
-    patterns = jnp.asarray(patterns)
-    if patterns.ndim != 2 or patterns.shape[0] == 0:
-        raise ValueError(
-            "patterns must have shape (patterns, width) with at least one pattern, got "
-            f"{patterns.shape}"
-        )
-    dtype = real_type(patterns)
-    prior = jnp.zeros(len(patterns), dtype)
-    if log_prior is not None:
-        real_type(log_prior)
-        prior = jnp.asarray(log_prior, dtype)
-        if prior.shape != (len(patterns),):
-            raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")
-    mask = check_mask(mask, patterns.shape[:1])
-    if mask is not None:
-        prior = jnp.where(mask, prior, -jnp.inf)
-    if sigma is not None:
-        check_shapes(sigma=(sigma, ""))
-        least = jnp.finfo(dtype).tiny ** 0.4  # for norms up to 1e4, logits stay finite
-        within = jnp.clip(jnp.asarray(sigma, dtype), least, 1 / least)
-        sigma = jnp.where(sigma > 0, within, jnp.nan)
-    return patterns.astype(dtype), prior, sigma
-
-
-def _check_values(log_prior: LogPrior, sigma: Sigma) -> None:
-    """Raises a ValueError if the prior has nan or inf, or sigma is out of range, unless traced."""
-    if sigma is not None:
-        check_range(0, ends="()", sigma=sigma)
-    if log_prior is not None and not is_traced(log_prior):
-        values = np.asarray(log_prior)
-        if (wrong := values[~(values < np.inf)]).size:
-            raise ValueError(f"log_prior must be finite or -inf, got {wrong.flat[0]}")
-
-
-def clear(patterns: Array, log_prior: Array) -> Array:
-    """Sets excluded patterns to zero, even nan."""
-    return jnp.where(jnp.isneginf(log_prior)[:, None], 0, patterns)

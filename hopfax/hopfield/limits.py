@@ -1,24 +1,43 @@
-"""Limits of denoising: channel capacity, certified radius, and the rate of recovery.
+"""What retrieval from clean patterns can and cannot undo: capacity, certificates, recovery."""
 
-Functions take clean patterns, one a row, such as a model's vocabulary.
-"""
-
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hopfax.checks import check_count, check_range, check_shapes, is_traced
-from hopfax.hopfield.denoise import LogPrior, Mask, Patterns, Sigma, clear, with_prior
+from hopfax.checks import (
+    check_count,
+    check_range,
+    check_shape,
+    check_shapes,
+    compile_once,
+    is_traced,
+)
+from hopfax.hopfield.denoise import LogPrior, Mask, Patterns, Sigma, check_values, clear, prepare
 from hopfax.hopfield.retrieval import matmul
 
 Index = Int[Array, " rows"] | None
 
 
+def _check_channel(entropy_bits: Any, *, width: int, spectrum: Any = None) -> None:
+    check_range(0, ends="(]", entropy_bits=entropy_bits)
+    check_count(1, width=width)
+    if spectrum is not None:
+        check_shape((width,), spectrum=spectrum)
+        check_range(0, spectrum=spectrum)
+        check_range(0, 1.001, ends="[]", **{"sum of spectrum": jnp.sum(jnp.asarray(spectrum))})
+
+
+def _check_rows(patterns: Any, *, index: Any = None, **options: Any) -> dict[str, Any]:
+    if index is not None:
+        check_shapes(index=(index, "rows"))
+        if not is_traced(index):
+            check_count(0, len(patterns) - 1, index=index)
+    return check_values(**options)
+
+
+@compile_once("width", check=_check_channel)
 def capacity_snr_db(
     entropy_bits: float | Array, *, width: int, spectrum: Float[Array, " width"] | None = None
 ) -> Float[Array, "..."]:
@@ -34,20 +53,15 @@ def capacity_snr_db(
 
     Args:
         entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
-        width: Number of coordinates d of a token's vector.
-        spectrum: Eigenvalues $\lambda_i$ >= 0 of the vectors' covariance, divided by the vectors'
-            mean square norm. They sum to less than 1 unless the mean vector is 0. None: all are
-            1/d.
+        width: Number of coordinates d of a token's vector, >= 1.
+        spectrum: Eigenvalues $\lambda_i$ >= 0 of the vectors' covariance, divided by their mean
+            square norm, with a sum of at most 1. None: all are 1/d.
 
     Returns:
-        The ratio per coordinate, in dB; with a spectrum, at most 300 dB.
+        The ratio per coordinate, in dB; with a spectrum, at most 300 dB, and without a gradient.
 
     Raises:
-        TypeError, ValueError: If H is not positive, `width` is not an integer >= 1, or `spectrum`
-            has another shape, a negative entry or a sum above 1; traced numbers are not checked.
-
-    Differentiation:
-        With a spectrum, the gradient is zero.
+        TypeError, ValueError: An argument is not as above; traced numbers are not checked.
 
     Example:
         >>> from hopfax import hopfield
@@ -57,35 +71,25 @@ def capacity_snr_db(
     References:
         Shannon (1949), Communication in the Presence of Noise, Theorem 2.
     """
-    check_range(0, ends="(]", entropy_bits=entropy_bits)
-    check_count(1, width=width)
     nats = jnp.log(2.0) * jnp.asarray(entropy_bits)
     white = 10 * jnp.log10(jnp.expm1(2 * nats / width))
     if spectrum is None:
         return white
     shares = jnp.asarray(spectrum)
-    if shares.shape != (width,):
-        raise ValueError(f"spectrum must have shape ({width},), got {shares.shape}")
-    total: dict[str, Any] = {"sum of spectrum": jnp.sum(shares)}
-    check_range(0, spectrum=shares)
-    check_range(0, 1.001, **total)
-    # Equal power maximizes capacity: the search starts at its ratio.
-    return _bisect(nats, jnp.minimum(white, 300), shares)
 
-
-@jax.jit
-def _bisect(nats: Array, low: Array, shares: Array) -> Array:
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2
-        signal = len(shares) * jnp.multiply.outer(10 ** (middle / 10), shares)
+        signal = width * jnp.multiply.outer(10 ** (middle / 10), shares)
         enough = jnp.sum(jnp.log1p(signal), axis=-1) / 2 >= nats
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
-    ends = low, jnp.full_like(low, 300)
-    return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halve, ends)[1])
+    # Equal power maximizes capacity.
+    ends = jnp.minimum(white, 300), jnp.full_like(white, 300)
+    return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halved, ends)[1])
 
 
+@compile_once()
 def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:
     """Returns half the distance from each pattern to the nearest other one.
 
@@ -98,14 +102,11 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         mask: True where a pattern is real; None means all.
 
     Returns:
-        The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
-        pattern. Where rounding could hide the nearest pattern, the radius is smaller.
+        The radius of each pattern; 0 for duplicates (whose gradient is nan), nan where `mask` is
+        False, inf for a single pattern. Where rounding could hide the nearest, it is smaller.
 
     Raises:
         TypeError, ValueError: If `mask` or the shapes are wrong, or there is no pattern.
-
-    Differentiation:
-        The gradient of the radius of a duplicate is nan.
 
     Example:
         >>> import jax.numpy as jnp
@@ -115,30 +116,32 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
 
     References:
         Cohen, Rosenfeld and Kolter (2019), Certified Adversarial Robustness via Randomized
-        Smoothing: probabilistic certificates for any classifier, on the norm of the whole
-        perturbation.
+        Smoothing, for probabilistic certificates of any classifier.
     """
     centered, prior, _ = _center(patterns, None, mask)
     patterns = clear(jnp.asarray(patterns, centered.dtype), prior)
-    radii = _map_rows(_radius, 256, jnp.arange(len(patterns)), patterns, centered, prior)
+    norms = jnp.sum(jnp.square(centered), axis=1)
+    rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
+
+    def radius(number: Array) -> Array:
+        sums = norms[number] + norms
+        others = jnp.isfinite(prior).at[number].set(False)
+        squares = jnp.where(others, sums - 2 * matmul(centered[number], centered.T), jnp.inf)
+        nearest = jnp.argmin(squares)
+        # The difference itself: centering has rounded the patterns, and squares in terms of norms
+        # have lost digits.
+        distance = jnp.linalg.norm(patterns[number] - patterns[nearest])
+        # No other pattern is nearer than this, whatever was rounded.
+        least = jnp.min((squares - rounding * sums).at[nearest].set(jnp.inf))
+        distance = jnp.minimum(distance, jnp.sqrt(jnp.maximum(least, 0)))
+        return jnp.where(jnp.any(others), distance / 2, jnp.inf)
+
+    # Checkpoints: otherwise gradients would store patterns times patterns numbers.
+    radii = jax.lax.map(jax.checkpoint(radius), jnp.arange(len(patterns)), batch_size=256)
     return jnp.where(jnp.isfinite(prior), radii, jnp.nan)
 
 
-def _radius(number: Array, patterns: Array, centered: Array, prior: Array) -> Array:
-    norms = jnp.sum(jnp.square(centered), axis=1)
-    sums = norms[number] + norms
-    others = jnp.isfinite(prior).at[number].set(False)
-    squares = jnp.where(others, sums - 2 * matmul(centered[number], centered.T), jnp.inf)
-    nearest = jnp.argmin(squares)
-    # The difference itself: centering has rounded the patterns, and squares in terms of norms
-    # have lost digits.
-    distance = jnp.linalg.norm(patterns[number] - patterns[nearest])
-    # No other pattern is nearer than this, whatever was rounded.
-    least = jnp.min((squares - _rounding(centered) * sums).at[nearest].set(jnp.inf))
-    distance = jnp.minimum(distance, jnp.sqrt(jnp.maximum(least, 0)))
-    return jnp.where(jnp.any(others), distance / 2, jnp.inf)
-
-
+@compile_once(check=_check_rows)
 def recovery_bound(
     patterns: Patterns,
     *,
@@ -159,15 +162,14 @@ def recovery_bound(
         patterns: Patterns, one a row.
         sigma: Standard deviation of the noise in each coordinate, > 0. The decoder must know it,
             unless the prior is uniform: the most probable pattern is then the nearest.
-        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
+        log_prior: See `denoise`.
         index: Indices of the patterns to bound; None for all.
 
     Returns:
         The bound for each pattern of `index`, in [0, 1].
 
     Raises:
-        TypeError, ValueError: If `sigma` is not positive and finite, `index` does not hold indices
-            of patterns, or as in `denoise`.
+        TypeError, ValueError: As in `denoise`; or `index` does not hold indices of patterns.
 
     Example:
         >>> import jax.numpy as jnp
@@ -177,26 +179,31 @@ def recovery_bound(
         [0.9771999716758728, 0.9771999716758728]
     """
     patterns, prior, sigma = _center(patterns, log_prior, None, sigma)
-    return _map_rows(_bound, 256, _rows(index, len(patterns)), patterns, prior, sigma)
-
-
-def _bound(number: Array, patterns: Array, prior: Array, sigma: Array) -> Array:
+    index = jnp.arange(len(patterns)) if index is None else jnp.asarray(index)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     finite = jnp.where(jnp.isneginf(prior), 0, prior)  # inf has no gradient
-    # Distances are rounded so that the bound stays a lower bound: down, but up where they divide a
-    # positive term.
-    sums, rounding = norms[number] + norms, _rounding(patterns)
-    squares = (1 - rounding) * sums - 2 * matmul(patterns[number], patterns.T)
-    distinct = squares > 0
-    least, most = (jnp.sqrt(jnp.where(distinct, squares + x * sums, 1)) for x in (0, 2 * rounding))
-    gain = finite[number] - finite
-    margin = least / (2 * sigma) + sigma / jnp.where(gain > 0, most, least) * gain
-    # Of equal patterns none can be told from the others: no bound.
-    errors = jnp.where(distinct, jax.scipy.stats.norm.sf(margin), 1)
-    errors = jnp.where(jnp.isneginf(prior), 0, errors).at[number].set(0)
-    return jnp.clip(jnp.where(jnp.isneginf(prior[number]), 0, 1 - jnp.sum(errors)), 0, 1)
+    rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
+
+    def bound(number: Array) -> Array:
+        # Distances are rounded so that the bound stays a lower bound: down, but up where they
+        # divide a positive term.
+        sums = norms[number] + norms
+        squares = (1 - rounding) * sums - 2 * matmul(patterns[number], patterns.T)
+        distinct = squares > 0
+        least, most = (
+            jnp.sqrt(jnp.where(distinct, squares + x * sums, 1)) for x in (0, 2 * rounding)
+        )
+        gain = finite[number] - finite
+        margin = least / (2 * sigma) + sigma / jnp.where(gain > 0, most, least) * gain
+        # Of equal patterns none can be told from the others: no bound.
+        errors = jnp.where(distinct, jax.scipy.stats.norm.sf(margin), 1)
+        errors = jnp.where(jnp.isneginf(prior), 0, errors).at[number].set(0)
+        return jnp.where(jnp.isneginf(prior[number]), 0, 1 - jnp.sum(errors))
+
+    return jnp.clip(jax.lax.map(jax.checkpoint(bound), index, batch_size=256), 0, 1)
 
 
+@compile_once(check=_check_rows)
 def recovery_rate(
     patterns: Patterns,
     *,
@@ -220,14 +227,12 @@ def recovery_rate(
 
     Args:
         patterns: Patterns, one a row.
-        sigma: Standard deviation of the noise in each coordinate, > 0; known to the decoder, as in
-            `recovery_bound`.
-        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
+        sigma: See `recovery_bound`.
+        log_prior: See `denoise`.
         index: Indices of the patterns of interest; None for all.
 
     Returns:
-        The rate for each pattern of `index`, in [0, 1]. Each duplicate with the same prior halves
-        it.
+        The rate for each pattern of `index`, in [0, 1]; that of two equal patterns is halved.
 
     Raises:
         TypeError, ValueError: As in `recovery_bound`.
@@ -240,64 +245,37 @@ def recovery_rate(
         >>> round(float(rate[0]), 2), round(float(bound[0]), 2)
         (0.96, 0.95)
     """
-    patterns, prior, sigma = with_prior(patterns, log_prior, None, sigma)
+    patterns, prior, sigma = prepare(patterns, log_prior, None, sigma)
     patterns = clear(patterns, prior)
     patterns -= matmul(jax.nn.softmax(prior)[None], patterns)
-    return _map_rows(_rate, None, _rows(index, len(patterns)), patterns, prior, sigma)
-
-
-def _rate(number: Array, patterns: Array, prior: Array, sigma: Array) -> Array:
+    index = jnp.arange(len(patterns)) if index is None else jnp.asarray(index)
     tiny = jnp.finfo(patterns.dtype).tiny
     nodes = jnp.linspace(-6, 6, 64, dtype=patterns.dtype)
     weights = jax.nn.softmax(-jnp.square(nodes) / 2)
     finite = jnp.where(jnp.isneginf(prior), 0, prior)  # inf has no gradient
-    pattern = patterns[number]
-    apart = patterns - pattern[None]
-    squares = jnp.sum(jnp.square(apart), axis=1)
-    along = matmul(apart, pattern / jnp.sqrt(jnp.maximum(matmul(pattern, pattern), tiny)))
-    most = 0.99 * jnp.sqrt(jnp.maximum(squares, tiny))
-    along = jnp.clip(along, -most, most)
-    across = jnp.sqrt(jnp.maximum(squares - along**2, tiny))
-    margin = squares / (2 * sigma) + sigma * (finite[number] - finite)
-    logs = jax.scipy.special.log_ndtr((margin[None] - jnp.outer(nodes, along)) / across[None])
-    logs = jnp.where(jnp.isneginf(prior)[None], 0, logs).at[:, number].set(0)
-    mean = matmul(weights, jnp.exp(jnp.sum(logs, axis=1)))
-    return jnp.clip(jnp.where(jnp.isneginf(prior[number]), 0, mean), 0, 1)
 
+    def rate(number: Array) -> Array:
+        own = patterns[number]
+        apart = patterns - own[None]
+        squares = jnp.sum(jnp.square(apart), axis=1)
+        along = matmul(apart, own / jnp.sqrt(jnp.maximum(matmul(own, own), tiny)))
+        most = 0.99 * jnp.sqrt(jnp.maximum(squares, tiny))
+        along = jnp.clip(along, -most, most)
+        across = jnp.sqrt(jnp.maximum(squares - along**2, tiny))
+        margin = squares / (2 * sigma) + sigma * (finite[number] - finite)
+        logs = jax.scipy.special.log_ndtr((margin[None] - jnp.outer(nodes, along)) / across[None])
+        logs = jnp.where(jnp.isneginf(prior)[None], 0, logs).at[:, number].set(0)
+        mean = matmul(weights, jnp.exp(jnp.sum(logs, axis=1)))
+        return jnp.where(jnp.isneginf(prior[number]), 0, mean)
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _map_rows(
-    fn: Callable[..., Array], batch_size: int | None, index: Array, *arrays: Array
-) -> Array:
-    """Calls `fn(number, *arrays)` for each index, storing few patterns times patterns numbers."""
-    row = jax.checkpoint(lambda number: fn(number, *arrays))
-    return jax.lax.map(row, index, batch_size=batch_size)
-
-
-def _rounding(patterns: Array) -> float:
-    """The relative rounding error of a square norm."""
-    return max(8, patterns.shape[1]) * float(jnp.finfo(patterns.dtype).eps)
-
-
-def _rows(index: Index, count: int) -> Array:
-    """Checks the indices of rows, unless traced; None means all."""
-    if index is None:
-        return jnp.arange(count)
-    check_shapes(index=(index, "rows"))
-    if not is_traced(index):
-        values = np.asarray(index)
-        if not np.issubdtype(values.dtype, np.integer):
-            raise TypeError(f"index must hold integers, got {values.dtype}")
-        if (wrong := values[(values < 0) | (values >= count)]).size:
-            raise ValueError(f"index must be at least 0 and below {count}, got {wrong[0]}")
-    return jnp.asarray(index)
+    return jnp.clip(jax.lax.map(jax.checkpoint(rate), index), 0, 1)
 
 
 def _center(
     patterns: Array, log_prior: LogPrior, mask: Mask, sigma: Sigma = None
 ) -> tuple[Array, Array, Any]:
-    """Subtracts the mean of the possible patterns, so that distances keep their digits."""
-    patterns, prior, sigma = with_prior(patterns, log_prior, mask, sigma)
+    """`prepare`, with the mean of the possible patterns subtracted: distances keep their digits."""
+    patterns, prior, sigma = prepare(patterns, log_prior, mask, sigma)
     patterns, count = clear(patterns, prior), jnp.sum(~jnp.isneginf(prior))
     mean = jnp.sum(patterns, axis=0, keepdims=True) / jnp.maximum(count, 1).astype(patterns.dtype)
     return patterns - mean, prior, sigma

@@ -198,7 +198,8 @@ def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(
     query = normalized[4] + 0.6 * draw.normal(size=WIDTH)
     layer_norm = {"scale": scale, "bias": bias, "epsilon": 0.3}
     options = {"sigma": sigma, "log_prior": np.where(MASK, PRIOR, -np.inf)}
-    got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)
+    uncompiled = hopfield.denoise_normalized.__wrapped__  # a compiled one keeps its block size
+    got = uncompiled(query, PATTERNS, offset, **layer_norm, **options)
     want = hopfield.denoise(query, normalized, **options)
     np.testing.assert_allclose(got.value, want.value, rtol=1e-3, atol=1e-4)
     assert got.index == want.index
