@@ -189,7 +189,7 @@ def denoise_normalized(
     *,
     scale: Float[Array, " width"],
     bias: Float[Array, " width"],
-    epsilon: float,
+    epsilon: float | Float[Array, ""],
     sigma: Sigma = None,
     log_prior: LogPrior = None,
 ) -> Denoised:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range
 from hopfax.cpu import quick
-from hopfax.hopfield import gaussian_noise, matched_sigma
+from hopfax.hopfield import matched_sigma
 from hopfax.nn.encoder import CLEAN, Perturbation
 from hopfax.nn.functional import Params
 from hopfax.train.objectives import Batch, Losses, Objective, texts_of
@@ -74,7 +74,8 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
         _, mask = texts_of(batch)
         # Splits in two as the published results did, for the same draws.
         for_noise, _ = jax.random.split(jax.random.fold_in(key, _NOISE))
-        noise = _noise(for_noise, params, mask, jnp.full(mask.shape, sigma))
+        noise = sigma * jax.random.normal(quick(for_noise), *_like(params, mask))
+        noise = jnp.where(mask[..., None], noise, 0)
         return objective(params, batch, key, _plus(added, noise))
 
     return noisy
@@ -110,7 +111,8 @@ def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Obje
         for_ratio, for_noise = jax.random.split(jax.random.fold_in(key, _RATIO))
         ratios = jax.random.uniform(quick(for_ratio), mask.shape[:1], minval=low, maxval=high)
         sigma = jax.vmap(lambda x, db, m: matched_sigma(x, snr_db=db, mask=m))(tokens, ratios, mask)
-        noise = _noise(for_noise, params, mask, jnp.broadcast_to(sigma[:, None], mask.shape))
+        noise = jax.random.normal(quick(for_noise), tokens.shape, tokens.dtype)
+        noise = jnp.where(mask[..., None], sigma[:, None, None] * noise, 0)
         return objective(params, batch, key, _plus(added, noise))
 
     return noisy
@@ -235,13 +237,6 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     free.defvjp(forward, backward)
     return free
-
-
-def _noise(key: PRNGKeyArray, params: Params, mask: Mask, sigma: Array) -> Deltas:
-    """Noise on the token embeddings of a batch, with one key as in the published results."""
-    shape, dtype = _like(params, mask)
-    rows = jnp.zeros((mask.size, shape[-1]), dtype)
-    return gaussian_noise(key, rows, sigma=sigma.ravel(), mask=mask.ravel()).reshape(shape)
 
 
 def _initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:
