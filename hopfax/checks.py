@@ -27,10 +27,10 @@ def instead(kind: type[Exception], message: str) -> dict[str, Any]:
 
 
 def compile_once(*static: str, check: Callable[..., Any] | None = None) -> Callable[[Fn], Fn]:
-    """Returns a decorator that jits a function, so that a second call compiles nothing.
+    """Returns a decorator that jits a function; `static` are names of hashable options.
 
-    Before each call, `check` sees the arguments, whose values may be known, and returns those that
-    it replaces, or None. `static` are names of hashable options.
+    Before each call, `check` sees the arguments, whose values may be known, and may return options
+    to replace.
     """
 
     def decorate(fn: Any) -> Any:

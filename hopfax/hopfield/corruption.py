@@ -57,9 +57,8 @@ def gaussian_noise(
         The noise, to be added to the signal.
 
     Raises:
-        TypeError: If `key` is not a random key, or the signal is complex.
-        ValueError: If the signal is not one sequence, or `sigma` has another shape or is negative;
-            traced values are not checked.
+        TypeError, ValueError: If a shape or type is not as above, the signal is complex, or
+            `sigma` is negative; traced values are not checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -103,12 +102,10 @@ def matched_sigma(
         per_token: Whether each token has this ratio, instead of the sequence.
 
     Returns:
-        The standard deviation for `gaussian_noise`, of each token if `per_token`; 0 if there is no
-        signal.
+        The standard deviation for `gaussian_noise`, of each token if `per_token`; 0 in silence.
 
     Raises:
-        TypeError: If the signal is complex, or `mask` is not boolean.
-        ValueError: If the signal is not one sequence, or `mask` does not fit.
+        TypeError, ValueError: If a shape or type is not as above, or the signal is complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -117,7 +114,8 @@ def matched_sigma(
         >>> round(float(hopfield.matched_sigma(signal, snr_db=20.0)), 4)
         0.3536
     """
-    signal = _signal(signal)
+    signal = jnp.asarray(signal)
+    check_shapes(signal=(signal, "tokens width"))
     squares, mean = _squared_norms(signal, mask)
     power = (squares if per_token else mean) / signal.shape[-1]
     # The root has an infinite slope at 0, where no token is real.
@@ -153,12 +151,6 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
     signal, noise = jnp.asarray(signal), jnp.asarray(noise)
     check_shapes(signal=(signal, "tokens width"), noise=(noise, "tokens width"))
     return 10 * jnp.log10(_squared_norms(signal, mask)[1] / _squared_norms(noise, mask)[1])
-
-
-def _signal(rows: Array) -> Signal:
-    rows = jnp.asarray(rows)
-    check_shapes(signal=(rows, "tokens width"))
-    return rows
 
 
 def _squared_norms(rows: Array, mask: Mask) -> tuple[Array, Array]:

@@ -425,10 +425,8 @@ _maximum.defjvp(lambda primals, tangents: (_maximum(*primals), tangents[0][prima
 
 
 def _first_maximum(scores: Array) -> Array:
-    """Index of the first maximum, in two steps: `jnp.argmax` is slow on CPUs.
-
-    Equality with the maximum would not do: XLA may compute the scores twice, rounded differently.
-    """
+    """Index of the first maximum, in two steps: `jnp.argmax` is slow on CPUs."""
+    # Equality with the maximum would not do: XLA may compute the scores twice, rounded differently.
     parts = jax.lax.stop_gradient(scores).reshape(math.gcd(len(scores), 32), -1)
     part = jnp.argmax(jnp.max(parts, axis=1))
     return part * parts.shape[1] + jnp.argmax(parts[part])
@@ -436,9 +434,8 @@ def _first_maximum(scores: Array) -> Array:
 
 def _product(vector: Array, matrix: Array) -> Array:
     """Returns the product in the matrix's type, accumulated in the vector's."""
-    if vector.dtype == matrix.dtype:
-        return matmul(vector, matrix)
-    return _narrow_product(vector, matrix)
+    same = vector.dtype == matrix.dtype
+    return matmul(vector, matrix) if same else _narrow_product(vector, matrix)
 
 
 @jax.custom_jvp

@@ -160,8 +160,8 @@ def recovery_bound(
 
     Args:
         patterns: Patterns, one a row.
-        sigma: Standard deviation of the noise in each coordinate, > 0. The decoder must know it,
-            unless the prior is uniform: the most probable pattern is then the nearest.
+        sigma: Standard deviation of the noise, > 0; known to the decoder unless the prior is
+            uniform, where the most probable pattern is the nearest.
         log_prior: See `denoise`.
         index: Indices of the patterns to bound; None for all.
 
@@ -221,9 +221,9 @@ def recovery_rate(
     a_w = \frac{\langle e_w - e_v, e_v \rangle}{\|e_v\|}, \quad b_w^2 = d_w^2 - a_w^2$$
 
     with u standard normal, d_w the distance from e_v to e_w, and the prior's mean subtracted from
-    all patterns. It is exact for two patterns, and nearly exact for many if what remains of the
-    differences is orthogonal. In an embedding table it is correlated, and the estimate is too low.
-    The integral over u is a sum of 64 terms; so that it resolves them, a_w is at most 0.99 d_w.
+    all patterns. It is exact for two patterns, and nearly exact for many whose differences are
+    otherwise orthogonal; in an embedding table they correlate, and the estimate is too low. The
+    integral over u is a sum of 64 terms; so that it resolves them, a_w is at most 0.99 d_w.
 
     Args:
         patterns: Patterns, one a row.
