@@ -432,3 +432,11 @@ def test_the_likeliest_pattern_does_not_depend_on_how_logits_are_rounded(sigma):
     found = jax.jit(jax.vmap(denoise), compiler_options=options)(noisy)
     assert (found.index == np.arange(64)).all()
     np.testing.assert_allclose(found.probability, 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("block_size", [None, 100])
+def test_many_queries_do_not_copy_the_patterns(block_size):
+    denoise = partial(hopfield.denoise, patterns=jnp.ones((400, 32)), block_size=block_size)
+    compiled = jax.jit(jax.vmap(denoise)).lower(jnp.ones((64, 32))).compile()
+    copies = 4 * 64 * 32 * (block_size or 400)
+    assert compiled.memory_analysis().temp_size_in_bytes < copies / 4
