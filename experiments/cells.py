@@ -189,7 +189,12 @@ def log_prior(data: TaskData) -> np.ndarray:
     """Returns the log frequency of each token in the training texts, up to a constant."""
     ids, lengths = data.train.ids, data.train.lengths
     real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
-    return np.log(np.bincount(real, minlength=data.vocabulary.size) + UNSEEN).astype(np.float32)
+    return log_frequencies(real, data.vocabulary.size).astype(np.float32)
+
+
+def log_frequencies(tokens: np.ndarray, count: int) -> np.ndarray:
+    """Returns the logarithm of each token's number of occurrences, at least `UNSEEN`."""
+    return np.log(np.bincount(tokens, minlength=count) + UNSEEN)
 
 
 def capacity(cell: Cell) -> float:
@@ -250,19 +255,24 @@ def nearest(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Ar
     return table[hopfield.denoise(vector, table).index]
 
 
-def wiener(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:
+def wiener(
+    vector: jax.Array, table: jax.Array, log_prior: jax.Array, sigma: jax.Array | None = None
+) -> jax.Array:
     """Returns the best linear estimate from the vocabulary's mean and covariance under a prior.
 
-    The noise level is the most likely one of a grid in steps of 1 dB, under a Gaussian model of
-    the vocabulary.
+    Without `sigma`, the noise level is the most likely one of a grid in steps of 1 dB, under a
+    Gaussian model of the vocabulary.
     """
     weights = jax.nn.softmax(log_prior)
     mean = weights @ table
     centered = table - mean
     values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
     values, coordinates = jnp.maximum(values, 0), (vector - mean) @ directions
-    snr_db = jnp.arange(-30.0, 41.0)
-    variances = values + jnp.mean(values) * 10 ** (-snr_db[:, None] / 10)
+    if sigma is None:
+        powers = jnp.mean(values) * 10 ** (-jnp.arange(-30.0, 41.0) / 10)
+    else:
+        powers = jnp.square(sigma)[None]
+    variances = values + powers[:, None]
     surprisals = jnp.sum(jnp.log(variances), axis=1) + (1 / variances) @ jnp.square(coordinates)
     gains = values / variances[jnp.argmin(surprisals)]
     return mean + (coordinates * gains) @ directions.T

@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
+
+from hopfax.train.metrics import bootstrap as bootstrap
 
 CONDITION = ["corruption", "site", "protocol", "level"]
 CELL = ["task", "model", "denoiser", *CONDITION]
@@ -31,7 +33,6 @@ CHECKSUM = "results.csv.sha256"  # beside results.csv in runs, as sha256sum writ
 CONFIDENCE = 0.95
 # With two seeds, Student's interval is very wide, or has no width by accident.
 MIN_SEEDS = 3
-RESAMPLES = 500  # of a bootstrap
 
 Verdict = Literal["holds", "smaller", "no difference", "reversed", "too weak to tell", "n/a"]
 
@@ -207,17 +208,6 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
     # Seeds that agree have no interval of their own.
     table = table.assign(**{end: table[end].fillna(table["mean"]) for end in ("low", "high")})
     return widened(table, (table.high_rows - table.low_rows) / 2 / 1.96)
-
-
-def bootstrap(count: int, statistic: Callable[[np.ndarray], Any]) -> np.ndarray:
-    """Returns the ends of the 95 % bootstrap interval of a statistic.
-
-    Args:
-        count: Number of independent units, such as test rows.
-        statistic: Function of the units' numbers, drawn with replacement; nan is left out.
-    """
-    picks = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-    return np.nanquantile([statistic(units) for units in picks], [0.025, 0.975])
 
 
 def verdict(low: float, high: float, effect: float) -> Verdict:

@@ -1,19 +1,49 @@
-"""Checks of argument values, skipped where values are traced."""
+"""Checks of arguments: shapes and types with chex, values here, unless they are traced.
+
+`chex.disable_asserts` turns the former off.
+"""
 
 import functools
-import itertools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
 
 def is_traced(values: Any) -> bool:
     """Returns whether any array in a pytree is traced, so that its values are unknown."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def instead(kind: type[Exception], message: str) -> dict[str, Any]:
+    """Options of a chex assertion that raises this error; a `custom_message` is only appended."""
+    return {"exception_type": lambda _: kind(message)}
+
+
+def compile_once(*static: str, check: Callable[..., Any] | None = None) -> Callable[[Fn], Fn]:
+    """Returns a decorator that jits a function; `static` are names of hashable options.
+
+    Before each call, `check` sees the arguments, whose values may be known, and may return options
+    to replace.
+    """
+
+    def decorate(fn: Any) -> Any:
+        jitted = jax.jit(fn, static_argnames=static)
+
+        @functools.wraps(fn)
+        def call(*args: Any, **options: Any) -> Any:
+            replaced = check and check(*args, **options)
+            return jitted(*args, **options | (replaced or {}))
+
+        return call
+
+    return decorate
 
 
 def one_array(output: Any) -> Any:
@@ -26,24 +56,32 @@ def one_array(output: Any) -> Any:
 
 
 def check_shapes(**arrays: tuple[Any, str]) -> None:
-    """Raises a ValueError unless arrays have the axes named; axes of one name have one size.
+    """Raises a ValueError unless arrays have these axes, each name of one size.
 
-    Args:
-        **arrays: By argument name, an array and its axes, such as "tokens width" or "" for none.
+    An argument is an array and its axes, such as `keys=(keys, "tokens width")`; "" for a number.
     """
-    shapes = [np.shape(array) for array, _ in arrays.values()]
-    axes = [names.split() for _, names in arrays.values()]
-    sizes: dict[str, int] = {}
-    if [*map(len, shapes)] == [*map(len, axes)]:
-        pairs = zip(itertools.chain(*axes), itertools.chain(*shapes), strict=True)
-        if all(sizes.setdefault(name, size) == size for name, size in pairs):
-            return
-    wanted = [f"({', '.join(names)}{',' * (len(names) == 1)})" for names in axes]
-    more = any(len(shape) > len(names) for shape, names in zip(shapes, axes, strict=True))
-    raise ValueError(
-        f"{_joined(arrays)} must have shape {_joined(wanted)}, got {_joined(map(str, shapes))}"
-        f"{': use jax.vmap for more' if more else ''}"
+    # chex takes what has no shape, such as a list, for a number.
+    values = [x if hasattr(x, "shape") else np.asarray(x) for x, _ in arrays.values()]
+    axes, sizes = [names.split() for _, names in arrays.values()], {}
+    for names, value in zip(axes, values, strict=True):
+        sizes = dict(zip(names, value.shape, strict=False)) | sizes
+
+    def error(_: str) -> ValueError:
+        wanted = [f"({', '.join(names)}{',' * (len(names) == 1)})" for names in axes]
+        more = any(value.ndim > len(names) for value, names in zip(values, axes, strict=True))
+        given = _joined(str(value.shape) for value in values) + ": use jax.vmap for more" * more
+        return ValueError(f"{_joined(arrays)} must have shape {_joined(wanted)}, got {given}")
+
+    chex.assert_shape(
+        values, [tuple(map(sizes.get, names)) for names in axes], exception_type=error
     )
+
+
+def check_shape(shape: tuple[int, ...], **arrays: Any) -> None:
+    """Raises a ValueError unless all arrays have this shape."""
+    for name, array in arrays.items():
+        error = instead(ValueError, f"{name} must have shape {shape}, got {np.shape(array)}")
+        chex.assert_shape(jnp.asarray(array), shape, **error)
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
@@ -51,10 +89,9 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
     if mask is None:
         return None
     mask = jnp.asarray(mask)
-    if mask.dtype != bool:
-        raise TypeError(f"mask must be boolean, True where real, got {mask.dtype}")
-    if mask.shape != shape:
-        raise ValueError(f"mask must have shape {shape}, got {mask.shape}")
+    error = instead(TypeError, f"mask must be boolean, True where real, got {mask.dtype}")
+    chex.assert_type(mask, bool, **error)
+    check_shape(shape, mask=mask)
     return mask
 
 
@@ -85,31 +122,22 @@ def check_key(key: Any) -> None:
 def check_count(low: int, high: float = np.inf, **values: Any) -> None:
     """Raises a TypeError unless all numbers are integers, and a ValueError as `check_range`."""
     for name, value in values.items():
-        if not is_traced(value) and not np.issubdtype(np.asarray(value).dtype, np.integer):
-            raise TypeError(f"{name} must be an integer, got {value}")
+        if not is_traced(value):
+            error = instead(TypeError, f"{name} must be an integer, got {value}")
+            chex.assert_type(np.asarray(value), int, **error)
     check_range(low, high, **values)
 
 
 def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values: Any) -> None:
-    """Raises a ValueError unless all numbers are in an interval; traced values are not checked.
-
-    Args:
-        low: Lower end.
-        high: Upper end.
-        ends: Brackets of the interval: "[" or "(", then "]" or ")".
-        **values: Numbers or arrays, by argument name.
-    """
+    """Raises a ValueError unless all numbers are in an interval; `ends` are its brackets."""
     for name, value in values.items():
-        if is_traced(value):
-            continue
-        entries = np.asarray(value)
+        entries = np.empty(0) if is_traced(value) else np.asarray(value)
         above = entries > low if ends[0] == "(" else entries >= low
         below = entries < high if ends[1] == ")" else entries <= high
-        wrong = entries[~(above & below)]
-        if wrong.size:
-            sign = ">" if ends[0] == "(" else ">="
+        if (wrong := entries[~(above & below)]).size:
             allowed = f"in {ends[0]}{low:g}, {high:g}{ends[1]}"
             if high == np.inf:
+                sign = ">" if ends[0] == "(" else ">="
                 bounds = [f"{sign} {low:g}"] * (low > -np.inf) + ["finite"] * (ends[1] == ")")
                 allowed = " and ".join(bounds)
             raise ValueError(f"{name} must be {allowed}, got {wrong[0]}")

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from scipy.special import log_softmax
 from scipy.stats import rankdata, spearmanr
 
 from experiments import report, tidy
+from experiments.cells import log_frequencies, wiener
 from experiments.models import load_encoder, weights_digest
 from experiments.runner import Job
 from experiments.settings import budget_of
@@ -25,7 +27,6 @@ from hopfax import data, hopfield
 from hopfax.data import TASKS, WordPiece
 from hopfax.nn import Pretrained, PretrainedOutput
 
-UNSEEN = 0.1  # pseudo-count of every token in the prior
 SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 SCORES = {"stsb": "Spearman × 100", **dict.fromkeys(SIMILAR, "area under ROC × 100")}
 TITLES = {
@@ -112,8 +113,7 @@ def read_pairs(encoder: Encoder, task: str, count: int) -> tuple[Pairs, list[tup
 
 def prior(texts: Sequence[np.ndarray], count: int) -> np.ndarray:
     """Returns the log-probability of each token, from its frequency in training texts."""
-    counts = np.bincount(np.concatenate(texts), minlength=count) + UNSEEN
-    return np.log(counts / counts.sum()).astype(np.float32)
+    return log_softmax(log_frequencies(np.concatenate(texts), count)).astype(np.float32)
 
 
 def training_prior(encoder: Encoder, task: str) -> np.ndarray:
@@ -153,10 +153,6 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
     It returns the estimates of vectors and of tokens by method; "known" knows the noise level.
     """
     patterns, prior = jnp.asarray(table), jnp.asarray(log_prior)
-    weights = jnp.exp(prior)
-    mean = weights @ patterns
-    centered = patterns - mean
-    values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
 
     @jax.jit
     def denoise(x: jax.Array, sigma: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -164,12 +160,11 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
             one = partial(hopfield.denoise, patterns=patterns, log_prior=log_prior)
             return jax.vmap(lambda x, sigma: one(x, sigma=sigma))(x, sigma)
 
-        gains = values / (values + jnp.square(sigma)[:, None])
         uniform, blind = memory(None), memory(prior)
         tokens = {"nearest": uniform.index, "memory": blind.index}
         return {
             "none": x,
-            "linear": mean + (((x - mean) @ directions) * gains) @ directions.T,
+            "linear": jax.vmap(lambda x, sigma: wiener(x, patterns, prior, sigma))(x, sigma),
             "nearest": patterns[uniform.index],
             "uniform": uniform.value,
             "memory": blind.value,

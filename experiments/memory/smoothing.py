@@ -41,7 +41,7 @@ from experiments.memory.pipeline import Rows
 from experiments.report import Page
 from experiments.runner import fill
 from experiments.settings import Run, budget_of, by_budget, optional
-from hopfax.hopfield import certified_radius
+from hopfax.hopfield import certified_radius, gaussian_noise
 from hopfax.nn import Functional, Params, Perturbation, recall
 from hopfax.train import interrupt
 
@@ -186,8 +186,9 @@ def _votes(
     memory: Memory, key: Array,
 ) -> Int[Array, " classes"]:  # fmt: skip
     clean = model.apply(params, ids[None], method="embed_tokens")[0]
-    noise = sigma * jax.random.normal(key, (CALL, *clean.shape))
-    noisy = clean + jnp.where(mask[:, None], noise, 0)
+    copies = jnp.tile(clean, (CALL, 1))
+    noise = gaussian_noise(key, copies, sigma=sigma, mask=jnp.tile(mask, CALL))
+    noisy = (copies + noise).reshape(CALL, *clean.shape)
     if memory:
         noisy = recall(noisy, memory[0], sigma=sigma, log_prior=memory[1])
     copies = (jnp.broadcast_to(each, noisy.shape[:2]) for each in (ids, mask))

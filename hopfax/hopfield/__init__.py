@@ -2,7 +2,8 @@
 
 `retrieval` iterates a query to an attractor. `attend` does this for all queries of an attention
 head and reads values out. `spectrum` measures and regularizes the spectrum of keys. `corruption`
-adds noise of known strength, and `memory` removes it by retrieval from clean patterns.
+adds noise of known strength, `denoise` removes it by retrieval from clean patterns, and `limits`
+bounds what any decoder can recover.
 """
 
 from hopfax.hopfield.attend import Attention as Attention
@@ -10,16 +11,16 @@ from hopfax.hopfield.attend import attend as attend
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import snr_db as snr_db
-from hopfax.hopfield.memory import Candidates as Candidates
-from hopfax.hopfield.memory import Denoised as Denoised
-from hopfax.hopfield.memory import candidates as candidates
-from hopfax.hopfield.memory import capacity_snr_db as capacity_snr_db
-from hopfax.hopfield.memory import certified_radius as certified_radius
-from hopfax.hopfield.memory import denoise as denoise
-from hopfax.hopfield.memory import denoise_normalized as denoise_normalized
-from hopfax.hopfield.memory import estimate_sigma as estimate_sigma
-from hopfax.hopfield.memory import recovery_bound as recovery_bound
-from hopfax.hopfield.memory import recovery_rate as recovery_rate
+from hopfax.hopfield.denoise import Candidates as Candidates
+from hopfax.hopfield.denoise import Denoised as Denoised
+from hopfax.hopfield.denoise import candidates as candidates
+from hopfax.hopfield.denoise import denoise as denoise
+from hopfax.hopfield.denoise import denoise_normalized as denoise_normalized
+from hopfax.hopfield.denoise import estimate_sigma as estimate_sigma
+from hopfax.hopfield.limits import capacity_snr_db as capacity_snr_db
+from hopfax.hopfield.limits import certified_radius as certified_radius
+from hopfax.hopfield.limits import recovery_bound as recovery_bound
+from hopfax.hopfield.limits import recovery_rate as recovery_rate
 from hopfax.hopfield.retrieval import Trajectory as Trajectory
 from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve

@@ -4,22 +4,42 @@ Functions take one sequence, one token per row, and a mask that is True where a 
 means all. Use `jax.vmap` for a batch.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from hopfax.checks import check_key, check_mask, check_range, check_shapes, full_mask, real_type
+from hopfax.checks import (
+    check_key,
+    check_mask,
+    check_range,
+    check_shapes,
+    compile_once,
+    full_mask,
+    real_type,
+)
 from hopfax.cpu import quick
 
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
 
 
+def _check_noise(key: Any, signal: Any, *, sigma: Any, mask: Any = None) -> None:
+    check_key(key)
+    check_shapes(signal=(signal, "tokens width"))
+    of_token = "tokens" if np.ndim(sigma) else ""
+    check_shapes(signal=(signal, "tokens width"), sigma=(sigma, of_token))
+    check_range(0, sigma=sigma)
+
+
+@compile_once(check=_check_noise)
 def gaussian_noise(
     key: PRNGKeyArray,
     signal: Signal,
     *,
-    sigma: float | Float[Array, ""],
+    sigma: float | Float[Array, ""] | Float[Array, " tokens"],
     mask: Mask = None,
 ) -> Signal:
     r"""Draws white noise with standard deviation `sigma` for every coordinate of every real token.
@@ -30,16 +50,15 @@ def gaussian_noise(
     Args:
         key: Random key.
         signal: The signal to perturb; only its shape and dtype are used.
-        sigma: Standard deviation, >= 0, in the signal's units.
+        sigma: Standard deviation, >= 0, in the signal's units; one for all tokens or one for each.
         mask: True where a token is real; other tokens get zero. None means all.
 
     Returns:
         The noise, to be added to the signal.
 
     Raises:
-        TypeError: If `key` is not a random key, or the signal is complex.
-        ValueError: If the signal is not one sequence, or `sigma` is not one number or is negative;
-            a traced one is not checked.
+        TypeError, ValueError: If a shape or type is not as above, the signal is complex, or
+            `sigma` is negative; traced values are not checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,22 +70,25 @@ def gaussian_noise(
     References:
         Robertha, section 3, Eqs. 5 and 6 (which omits the dimension).
     """
-    signal = _signal(signal)
-    check_key(key)
-    check_shapes(sigma=(sigma, ""))
-    check_range(0, sigma=sigma)
+    signal, sigma = jnp.asarray(signal), jnp.asarray(sigma)
     mask = check_mask(mask, signal.shape[:1])
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
     # Draws of bfloat16 take only 128 values, with a mean of -0.01.
     wide = real_type(signal)
     draws = jax.random.normal(quick(key), signal.shape, wide)
-    noise = (jnp.asarray(sigma, wide) * draws).astype(dtype)
+    sigma = jnp.broadcast_to(sigma.astype(wide), signal.shape[:1])
+    noise = (sigma[:, None] * draws).astype(dtype)
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 
 
+@compile_once("per_token")
 def matched_sigma(
-    signal: Signal, *, snr_db: float | Float[Array, ""], mask: Mask = None
-) -> Float[Array, ""]:
+    signal: Signal,
+    *,
+    snr_db: float | Float[Array, ""],
+    mask: Mask = None,
+    per_token: bool = False,
+) -> Float[Array, ""] | Float[Array, " tokens"]:
     r"""Returns the standard deviation of noise with a given signal-to-noise ratio.
 
     $$\sigma = \mathrm{rms}(e) \cdot 10^{-SNR/20}$$
@@ -77,13 +99,13 @@ def matched_sigma(
         signal: One token per row.
         snr_db: The expected signal-to-noise ratio in dB.
         mask: True where a token is real; None means all.
+        per_token: Whether each token has this ratio, instead of the sequence.
 
     Returns:
-        The standard deviation for `gaussian_noise`; 0 if no token is real.
+        The standard deviation for `gaussian_noise`, of each token if `per_token`; 0 in silence.
 
     Raises:
-        TypeError: If the signal is complex, or `mask` is not boolean.
-        ValueError: If the signal is not one sequence, or `mask` does not fit.
+        TypeError, ValueError: If a shape or type is not as above, or the signal is complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,14 +114,17 @@ def matched_sigma(
         >>> round(float(hopfield.matched_sigma(signal, snr_db=20.0)), 4)
         0.3536
     """
-    signal = _signal(signal)
-    power = _mean_squared_norm(signal, mask) / signal.shape[-1]
+    signal = jnp.asarray(signal)
+    check_shapes(signal=(signal, "tokens width"))
+    squares, mean = _squared_norms(signal, mask)
+    power = (squares if per_token else mean) / signal.shape[-1]
     # The root has an infinite slope at 0, where no token is real.
     silent = power == 0
     rms = jnp.where(silent, 0, jnp.sqrt(jnp.where(silent, 1, power)))
     return rms * 10 ** (-jnp.asarray(snr_db, power.dtype) / 20)
 
 
+@compile_once()
 def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Returns the realized signal-to-noise ratio over the real tokens, in dB.
 
@@ -125,19 +150,15 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
     """
     signal, noise = jnp.asarray(signal), jnp.asarray(noise)
     check_shapes(signal=(signal, "tokens width"), noise=(noise, "tokens width"))
-    ratio = _mean_squared_norm(signal, mask) / _mean_squared_norm(noise, mask)
-    return 10 * jnp.log10(ratio)
+    return 10 * jnp.log10(_squared_norms(signal, mask)[1] / _squared_norms(noise, mask)[1])
 
 
-def _signal(rows: Array) -> Signal:
-    rows = jnp.asarray(rows)
-    check_shapes(signal=(rows, "tokens width"))
-    return rows
-
-
-def _mean_squared_norm(rows: Array, mask: Mask) -> Array:
+def _squared_norms(rows: Array, mask: Mask) -> tuple[Array, Array]:
+    """Squared norms of the real tokens, and their mean."""
     mask = full_mask(mask, rows.shape[:1])
     rows = rows.astype(real_type(rows))
     # Before the squares: the gradient of a nan row would be 0 * nan.
     rows = jnp.where(mask[:, None], rows, 0)
-    return jnp.sum(jnp.square(rows)) / jnp.maximum(jnp.sum(mask), 1).astype(rows.dtype)
+    squares = jnp.square(rows)
+    count = jnp.maximum(jnp.sum(mask), 1).astype(rows.dtype)
+    return jnp.sum(squares, axis=1), jnp.sum(squares) / count

@@ -9,12 +9,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_range, check_shapes
+from hopfax.checks import check_range, check_shape, check_shapes, compile_once
 from hopfax.hopfield import denoise, denoise_normalized
+from hopfax.hopfield.denoise import check_values
 from hopfax.nn.encoder import Encoder, Site, Tokens, TokenTypes
 from hopfax.nn.functional import Functional, Method, Params, call
 
 
+def _check_recall(
+    tokens: Any, table: Any, *, sigma: Any = None, log_prior: Any = None, log_scale: Any = None
+) -> dict[str, Any]:
+    shape, of_table = np.shape(tokens), np.shape(table)
+    if not shape or len(of_table) != 2 or shape[-1] != of_table[1]:
+        allowed = "shape (..., width) and table (vocabulary, width)"
+        raise ValueError(f"tokens must have {allowed}, got {shape} and {of_table}")
+    if log_scale is not None:
+        check_shape(of_table[1:], log_scale=log_scale)
+        check_range(-np.inf, ends="()", log_scale=log_scale)
+    if sigma is not None and np.shape(sigma) not in ((), shape[:-1]):
+        allowed = f"a number or have shape {shape[:-1]}"
+        raise ValueError(f"sigma must be {allowed}, got {np.shape(sigma)}")
+    return check_values(sigma=sigma, log_prior=log_prior)
+
+
+@compile_once(check=_check_recall)
 def recall(
     tokens: Float[Array, "*batch width"],
     table: Float[Array, "vocabulary width"],
@@ -32,9 +50,8 @@ def recall(
         tokens: Noisy token vectors.
         table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`; for a
             model that scales its embeddings, such as Gemma-2, `embed` of all ids.
-        sigma: Standard deviation of the noise in each coordinate, > 0, one for all tokens or one
-            for each; None if unknown.
-        log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
+        sigma: See `denoise`; one for all tokens or one for each.
+        log_prior: See `denoise`.
         log_scale: Logarithm of each coordinate's relative noise level, which multiplies `sigma`;
             None if all are equal.
 
@@ -57,22 +74,7 @@ def recall(
         >>> model.forward(nn.recall(noisy, model.table), mask)  # doctest: +SKIP
     """
     tokens, table = jnp.asarray(tokens), jnp.asarray(table)
-    if not tokens.ndim or table.ndim != 2 or tokens.shape[-1] != table.shape[1]:
-        raise ValueError(
-            "tokens must have shape (..., width) and table (vocabulary, width), got "
-            f"{tokens.shape} and {table.shape}"
-        )
-    if log_scale is not None and jnp.shape(log_scale) != table.shape[1:]:
-        raise ValueError(f"log_scale must have shape {table.shape[1:]}, got {jnp.shape(log_scale)}")
-    if log_scale is not None:
-        check_range(-np.inf, ends="()", log_scale=log_scale)
     if sigma is not None:
-        sigma = jnp.asarray(sigma)
-        check_range(0, ends="()", sigma=sigma)
-        if jnp.shape(sigma) not in ((), tokens.shape[:-1]):
-            raise ValueError(
-                f"sigma must be a number or have shape {tokens.shape[:-1]}, got {jnp.shape(sigma)}"
-            )
         sigma = jnp.broadcast_to(sigma, tokens.shape[:-1]).ravel()
     scale = 1.0 if log_scale is None else jnp.exp(jnp.asarray(log_scale))
     dtype = tokens.dtype if jnp.issubdtype(tokens.dtype, jnp.floating) else jnp.float32

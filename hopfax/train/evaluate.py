@@ -214,13 +214,9 @@ def add_noise(
     """
 
     def one(key: Array, signal: Array, mask: Array) -> Array:
-        noise = hopfield.gaussian_noise(key, signal, sigma=1.0, mask=mask)
-        if per_token:
-            each = jax.vmap(lambda token: hopfield.matched_sigma(token[None], snr_db=snr_db))
-            sigma = each(jnp.where(mask[:, None], signal, 0))[:, None]
-        else:
-            sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
-        return signal + sigma.astype(noise.dtype) * noise
+        options = {"snr_db": snr_db, "mask": mask, "per_token": per_token}
+        sigma = hopfield.matched_sigma(signal, **options)
+        return signal + hopfield.gaussian_noise(key, signal, sigma=sigma, mask=mask)
 
     return jax.vmap(one)(keys, signal, mask)
 
@@ -290,9 +286,10 @@ def _predict_batch(
         return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
 
     def disturb(signal: Array) -> tuple[Array, Array, Array]:
-        rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
-        of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
-        scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
+        rms = partial(hopfield.matched_sigma, snr_db=0.0)
+        of_text = jax.vmap(lambda signal, mask: rms(signal, mask=mask))(signal, mask)
+        of_token = jax.vmap(partial(rms, per_token=True))(signal)
+        scales = jnp.ones_like(of_token), jnp.broadcast_to(of_text[:, None], mask.shape), of_token
         sigma = level * jax.lax.select_n(protocol, *scales)
         noise = sigma[..., None] * draws  # on padding too, for models that store it
         return signal + noise, power(signal), power(noise)

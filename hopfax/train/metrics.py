@@ -11,8 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 
-_RESAMPLES = 300
-
 
 def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Computes a task's metrics and its score on the papers' scale of 0 to 100.
@@ -95,10 +93,30 @@ def with_interval(
 
         interval = binomtest(round(whole / 100 * count), count).proportion_ci(method="wilson")
         return whole, float(100 * interval.low), float(100 * interval.high)
-    rng = np.random.default_rng(0)
-    drawn = [score(rng.integers(0, count, count)) for _ in range(_RESAMPLES)]
-    low, high = np.percentile(drawn, (2.5, 97.5))
+    low, high = bootstrap(count, score, num_resamples=300)
     return whole, float(low), float(high)
+
+
+def bootstrap(
+    count: int, statistic: Callable[[np.ndarray], Any], *, num_resamples: int = 500
+) -> np.ndarray:
+    """Returns the ends of the 95 % bootstrap interval of a statistic.
+
+    Args:
+        count: Number of independent units, such as test rows.
+        statistic: Function of the units' numbers, drawn with replacement; nan is left out.
+        num_resamples: Number of times that all units are drawn.
+
+    Example:
+        >>> import numpy as np
+        >>> from hopfax.train.metrics import bootstrap
+        >>> values = np.arange(100.0)
+        >>> bootstrap(100, lambda rows: values[rows].mean()).round().tolist()
+        [44.0, 55.0]
+    """
+    rng = np.random.default_rng(0)
+    drawn = [statistic(rng.integers(0, count, count)) for _ in range(num_resamples)]
+    return np.nanquantile(drawn, [0.025, 0.975])
 
 
 def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool) -> None:

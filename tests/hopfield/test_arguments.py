@@ -79,8 +79,8 @@ rate = partial(hopfield.recovery_rate, patterns=PATTERNS, sigma=1.0)
         (capacity, {"spectrum": STATE / 4}, r"spectrum must have shape \(2,\), got \(4,\)"),
         (capacity, {"spectrum": STATE[:2]}, r"sum of spectrum must be in \[0, 1.001\], got 2"),
         (capacity, {"spectrum": jnp.array([1.5, -0.5])}, "spectrum must be >= 0"),
-        (rate, {"index": [-1]}, "index must be at least 0 and below 3, got -1"),
-        (rate, {"index": [0.5]}, "index must hold integers, got float64"),
+        (rate, {"index": [-1]}, r"index must be in \[0, 2\], got -1"),
+        (rate, {"index": [0.5]}, "index must be an integer, got .0.5"),
         (rate, {"index": 3}, r"index must have shape \(rows,\), got \(\)"),
     ],
 )

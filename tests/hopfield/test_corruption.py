@@ -128,3 +128,13 @@ def test_silence_has_no_noise_to_match():
     assert hopfield.snr_db(SILENT + 1, SILENT) == np.inf
     assert hopfield.snr_db(SILENT, SILENT + 1) == -np.inf
     assert np.isnan(hopfield.snr_db(SILENT, SILENT))
+
+
+def test_each_token_may_have_its_own_ratio(signal):
+    mask = jnp.arange(6) < 4
+    sigma = hopfield.matched_sigma(signal, snr_db=3.0, mask=mask, per_token=True)
+    alone = [float(hopfield.matched_sigma(token[None], snr_db=3.0)) for token in signal[:4]]
+    np.testing.assert_allclose(sigma, [*alone, 0, 0], rtol=1e-6)
+    noise = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=sigma)
+    unit = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=1.0)
+    np.testing.assert_allclose(noise, sigma[:, None] * unit, rtol=1e-6)

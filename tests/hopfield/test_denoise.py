@@ -1,5 +1,6 @@
 import itertools
 from functools import partial
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,6 @@ from scipy.special import log_softmax
 from scipy.stats import norm
 
 from hopfax import hopfield
-from hopfax.hopfield import memory
 
 WIDTH, COUNT = 12, 23
 draw = np.random.default_rng(0)
@@ -191,14 +191,15 @@ def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_p
 def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(
     sigma, block_size, monkeypatch
 ):
-    monkeypatch.setattr(memory, "BLOCK", block_size)
+    monkeypatch.setattr(import_module("hopfax.hopfield.denoise"), "BLOCK", block_size)
     offset, scale, bias = draw.normal(size=(3, WIDTH))
     centered = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
     normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 0.3) * scale + bias
     query = normalized[4] + 0.6 * draw.normal(size=WIDTH)
     layer_norm = {"scale": scale, "bias": bias, "epsilon": 0.3}
     options = {"sigma": sigma, "log_prior": np.where(MASK, PRIOR, -np.inf)}
-    got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)
+    uncompiled = hopfield.denoise_normalized.__wrapped__  # a compiled one keeps its block size
+    got = uncompiled(query, PATTERNS, offset, **layer_norm, **options)
     want = hopfield.denoise(query, normalized, **options)
     np.testing.assert_allclose(got.value, want.value, rtol=1e-3, atol=1e-4)
     assert got.index == want.index
@@ -431,3 +432,11 @@ def test_the_likeliest_pattern_does_not_depend_on_how_logits_are_rounded(sigma):
     found = jax.jit(jax.vmap(denoise), compiler_options=options)(noisy)
     assert (found.index == np.arange(64)).all()
     np.testing.assert_allclose(found.probability, 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("block_size", [None, 100])
+def test_many_queries_do_not_copy_the_patterns(block_size):
+    denoise = partial(hopfield.denoise, patterns=jnp.ones((400, 32)), block_size=block_size)
+    compiled = jax.jit(jax.vmap(denoise)).lower(jnp.ones((64, 32))).compile()
+    copies = 4 * 64 * 32 * (block_size or 400)
+    assert compiled.memory_analysis().temp_size_in_bytes < copies / 4
