@@ -647,7 +647,7 @@ def _posterior(
     zero = none.astype(dtype)
     start = _Running(zero + least, none, zero, zero, jnp.full(patterns.shape[1], zero))
     if size == count:
-        running, _ = step(start, none)
+        running, _ = step(start, jnp.int32(0))
     else:
         running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size), dtype=jnp.int32))
     possible = (running.most > least) | jnp.isnan(running.total)
