@@ -30,6 +30,7 @@ Protocol = Literal["sigma", "matched", "per-token"]
 SITES: tuple[Site, ...] = get_args(Site)
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 _TOKENS = 8192  # of a call, including padding
+_CPU_ROWS = 64
 
 
 class Noise(NamedTuple):
@@ -411,7 +412,7 @@ def _roots(noise: Noise, count: int) -> Array:
 
 
 def rows_per_call(bucket: Bucket) -> int:
-    """Returns a batch size that keeps a device busy, with little padding on a CPU.
+    """Returns a batch size that keeps a device busy: one for most sets of a padded length.
 
     Example:
         >>> import numpy as np
@@ -425,6 +426,5 @@ def rows_per_call(bucket: Bucket) -> int:
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":
         return limit  # compilation is slow and padding cheap: one shape for all sets of a length
-    # Padding rows cost as much as real ones. Multiples of eight divide into `cpu.by_groups`.
-    calls = -(-len(bucket.labels) // limit)
-    return min(limit, -(-len(bucket.labels) // (8 * calls)) * 8)
+    # Small enough for the caches, and also one shape. Padding rows cost as much as real ones.
+    return min(limit, _CPU_ROWS, -(-len(bucket.labels) // 8) * 8)
