@@ -194,7 +194,7 @@ def work() -> None:
             raise KeyboardInterrupt
         print(number, share, flush=True)
 
-    with contextlib.suppress(KeyboardInterrupt), interrupt.listening():
+    with contextlib.suppress(KeyboardInterrupt), interrupt.listen():
         for number, job in reversed(trials):
             if not (root / job.cell).exists():  # else the first process tests it
                 on_progress(number, 0.0)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.checks import check_key, check_mask, check_range, check_shapes, full_mask, real_type
-from hopfax.cpu import quick
+from hopfax.cpu import fast_key
 
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
@@ -59,7 +59,7 @@ def gaussian_noise(
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
     # Draws of bfloat16 take only 128 values, with a mean of -0.01.
     wide = real_type(signal)
-    draws = jax.random.normal(quick(key), signal.shape, wide)
+    draws = jax.random.normal(fast_key(key), signal.shape, wide)
     noise = (jnp.asarray(sigma, wide) * draws).astype(dtype)
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
 from hopfax.checks import check_count, check_range, check_shapes, full_mask
-from hopfax.cpu import by_groups, prefers_sums, quick
+from hopfax.cpu import by_groups, fast_key, prefers_sums
 from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.nn.functional import Layer
 from hopfax.nn.precision import linear
@@ -44,7 +44,7 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     if key is None or rate == 0:
         return x
     dropped = min(round(rate * 65536), 65535)
-    kept = jax.random.bits(quick(key), x.shape, jnp.uint16) >= dropped
+    kept = jax.random.bits(fast_key(key), x.shape, jnp.uint16) >= dropped
     return jnp.where(kept, x * (65536 / (65536 - dropped)), 0)
 
 

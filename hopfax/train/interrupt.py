@@ -13,49 +13,49 @@ from collections.abc import Iterator
 MESSAGE = "stopping after this step; press Ctrl-C again to stop at once"
 # The handlers that are replaced. Python ignores SIGINT in background jobs; SIGTERM still counts.
 _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-_requested, _held = threading.Event(), threading.Event()
+_stop, _on_hold = threading.Event(), threading.Event()
 
 
-def requested() -> bool:
+def is_requested() -> bool:
     """Returns whether Ctrl-C was pressed or SIGTERM received.
 
     Example:
-        >>> from hopfax.train.interrupt import requested
-        >>> requested()
+        >>> from hopfax.train.interrupt import is_requested
+        >>> is_requested()
         False
     """
-    return _requested.is_set()
+    return _stop.is_set()
 
 
 def check() -> None:
-    """Raises a KeyboardInterrupt if a stop is `requested`, unless `held`; call it between steps.
+    """Raises a KeyboardInterrupt if a stop `is_requested`; call it between steps.
 
     Example:
         >>> from hopfax.train.interrupt import check
         >>> check()
     """
-    if requested() and not _held.is_set():
+    if is_requested() and not _on_hold.is_set():
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Disables `check`, for a caller that checks `requested` itself and saves first.
+def hold() -> Iterator[None]:
+    """Disables `check`, for a caller that checks `is_requested` itself and saves first.
 
     Example:
-        >>> from hopfax.train.interrupt import check, held
-        >>> with held():
+        >>> from hopfax.train.interrupt import check, hold
+        >>> with hold():
         ...     check()
     """
-    _held.set()
+    _on_hold.set()
     try:
         yield
     finally:
-        _held.clear()
+        _on_hold.clear()
 
 
 @contextlib.contextmanager
-def listening(*, exits: bool = False) -> Iterator[None]:
+def listen(*, exits: bool = False) -> Iterator[None]:
     """Turns the first Ctrl-C, or SIGTERM, into a request to stop, raised by `check`.
 
     Python handles it between two calls of compiled code; from then on, a Ctrl-C stops at once. Has
@@ -70,20 +70,20 @@ def listening(*, exits: bool = False) -> Iterator[None]:
         KeyboardInterrupt: A stop was requested and no `check` followed.
 
     Example:
-        >>> from hopfax.train.interrupt import check, listening
-        >>> with listening():
+        >>> from hopfax.train.interrupt import check, listen
+        >>> with listen():
         ...     for step in range(3):
         ...         check()
     """
     in_main = threading.current_thread() is threading.main_thread()
     ours = [each for each, default in _HANDLERS.items() if signal.getsignal(each) == default]
-    if not (in_main and ours) or requested():
+    if not (in_main and ours) or is_requested():
         yield
         return
 
     def received(*_: object) -> None:
-        if not requested():
-            _requested.set()
+        if not is_requested():
+            _stop.set()
             show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
             os.write(2, f"{show_cursor}\n{MESSAGE}\n".encode())  # print() is not safe here
         if signal.SIGINT in ours:
@@ -97,4 +97,4 @@ def listening(*, exits: bool = False) -> Iterator[None]:
     finally:
         for each in ours:
             signal.signal(each, _HANDLERS[each])
-        _requested.clear()
+        _stop.clear()

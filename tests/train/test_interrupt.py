@@ -11,9 +11,9 @@ import hashlib, signal, time
 from hopfax.train import interrupt
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
-with interrupt.listening(exits=True):
+with interrupt.listen(exits=True):
     print("ready", flush=True)
-    while not interrupt.requested():
+    while not interrupt.is_requested():
         time.sleep(0.01)
     print("noted", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # no Python code runs meanwhile
@@ -31,18 +31,18 @@ def test_in_compiled_code_a_second_press_ends_the_process():
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_held_disables_check_and_the_end_of_listening_raises():
-    with pytest.raises(KeyboardInterrupt), interrupt.listening():
-        with interrupt.held():
+def test_hold_disables_check_and_the_end_of_listen_raises():
+    with pytest.raises(KeyboardInterrupt), interrupt.listen():
+        with interrupt.hold():
             signal.raise_signal(signal.SIGINT)
             interrupt.check()
-        assert interrupt.requested()
+        assert interrupt.is_requested()
     interrupt.check()
 
 
 @pytest.mark.usefixtures("default_handler")
 def test_a_second_press_is_raised_at_once():
-    with pytest.raises(KeyboardInterrupt), interrupt.listening():
+    with pytest.raises(KeyboardInterrupt), interrupt.listen():
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # a scheduler's, no press
         signal.raise_signal(signal.SIGINT)
@@ -52,7 +52,7 @@ def test_a_second_press_is_raised_at_once():
 @pytest.mark.usefixtures("default_handler")
 def test_other_threads_and_handlers_are_left_alone():
     def listen():
-        with interrupt.listening():
+        with interrupt.listen():
             handlers.append(signal.getsignal(signal.SIGINT))
 
     handlers, terminate = [], signal.getsignal(signal.SIGTERM)
@@ -60,7 +60,7 @@ def test_other_threads_and_handlers_are_left_alone():
     thread.start()
     thread.join()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with pytest.raises(KeyboardInterrupt), interrupt.listening():
+    with pytest.raises(KeyboardInterrupt), interrupt.listen():
         listen()
         signal.raise_signal(signal.SIGTERM)  # also in the background, without Ctrl-C
     assert handlers == [signal.default_int_handler, signal.SIG_IGN]
