@@ -73,21 +73,12 @@ class Predictions(NamedTuple):
     num_steps: np.ndarray
 
 
-class _Counts(NamedTuple):
-    """Sums over the real rows of a batch."""
-
-    signal: Float[Array, ""]
-    noise: Float[Array, ""]
-    steps: Float[Array, ""]
-    queries: Float[Array, ""]
-
-
 class Predictor(NamedTuple):
     """A model, its devices (None for one) and its compiled prediction; see `make_predictor`."""
 
     model: Functional[Encoder]
     sharding: Sharding | None
-    run: Callable[..., tuple[Array, _Counts]]
+    run: Callable[..., tuple[Array, Array]]
 
 
 class NoisyScore(NamedTuple):
@@ -269,7 +260,7 @@ def _program(apply: Callable[..., Any], sharding: Sharding | None) -> Callable[.
     seeds, shared = sharding.over("seeds"), sharding.over()
     split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
 
-    def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, _Counts]:
+    def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, Array]:
         by_seeds = sharding.axis == "seeds" and len(roots) % sharding.mesh.size == 0
         return (split if by_seeds else unsplit)(params, roots, *inputs)
 
@@ -283,8 +274,11 @@ def _predict_batch(
     batch: Batch,
     index: Int[Array, " batch"],
     noise: tuple[Array, Array, Array],
-) -> tuple[Float[Array, "batch outputs"], _Counts]:
-    """Logits and counts of one seed; `noise` is (whether the site is "token", level, protocol)."""
+) -> tuple[Float[Array, "batch outputs"], Float[Array, "4"]]:
+    """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries.
+
+    `noise` is (whether the site is "token", level, protocol).
+    """
     at_token, level, protocol = noise
     run = partial(apply, params)
     ids, mask = texts_of(batch)
@@ -316,9 +310,8 @@ def _predict_batch(
     encoding = run(embeddings, mask, types, method="encode")
     logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
     real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
-    steps = jnp.sum(jnp.where(real, encoding.num_steps, 0))
-    counts = steps.astype(jnp.float32), jnp.sum(real).astype(jnp.float32)
-    return logits, _Counts(*(of_tokens + of_embeddings), *counts)
+    counts = jnp.sum(jnp.where(real, encoding.num_steps, 0)), jnp.sum(real)
+    return logits, jnp.concatenate([of_tokens + of_embeddings, jnp.stack(counts).astype("float32")])
 
 
 def _draw(root: PRNGKeyArray, batch: Batch, index: Int[Array, " batch"], like: Array) -> Array:
@@ -390,17 +383,16 @@ def predict(
                 batch = predictor.sharding.put_batch(batch)
             pending.append((weights > 0, *predictor.run(params, roots, batch, rows.index, added)))
     logits = [np.asarray(part)[:, real] for real, part, _ in pending]
-    counts = jax.tree.map(
-        lambda *parts: np.sum(np.stack(parts), 0, dtype=np.float64), *[part for *_, part in pending]
-    )
+    counts = np.sum([np.asarray(part, np.float64) for *_, part in pending], axis=0)
     order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")
+    signal, noise_power, steps, queries = counts.T
     with np.errstate(divide="ignore"):
-        snr_db = 10 * np.log10(counts.signal / counts.noise)
+        snr_db = 10 * np.log10(signal / noise_power)
     return Predictions(
         logits=np.concatenate(logits, axis=1)[:, order],
         labels=np.concatenate([bucket.labels for bucket in buckets])[order],
         snr_db=snr_db,
-        num_steps=counts.steps / counts.queries,
+        num_steps=steps / queries,
     )
 
 

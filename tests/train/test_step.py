@@ -29,7 +29,7 @@ def test_a_chunk_is_its_single_steps_of_single_seeds():
     chunk = make_chunk(objective_of(MODEL), OPTIMIZER)
     states, metrics = chunk(donated, rows, picks, weights, KEYS)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
-    assert {leaf.shape for leaf in metrics} == {(STEPS, len(SEEDS))}
+    assert {leaf.shape for leaf in metrics.values()} == {(STEPS, len(SEEDS))}
     assert np.unique(metrics["loss"]).size == metrics["loss"].size
     assert states.step.tolist() == [STEPS, STEPS]
     for number in range(len(SEEDS)):
