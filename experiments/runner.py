@@ -110,7 +110,8 @@ def fill(
                     done[number] = jobs[number].measure(partial(show, number))
                 except BlockingIOError as error:
                     if not is_running():
-                        print(f"{jobs[number].title}: {error}; continuing with the next job")
+                        title = jobs[number].title
+                        print(f"{title}: {error}; continuing with the next job", flush=True)
                     waiting.append(number)
                     continue
                 show(number, 1)
@@ -150,8 +151,8 @@ def second_process(
         for number, job in enumerate(jobs)
         if getattr(job.measure, "func", None) is measure and not (root / job.cell).exists()
     ]
-    on_idle_cpu = jax.default_backend() == "cpu" and jax.device_count() < usable_cores()
-    if len(trials) < 2 or not on_idle_cpu or config.budget == "smoke":
+    several = len(trials) > 1 and config.budget != "smoke"
+    if not several or jax.default_backend() != "cpu" or jax.device_count() >= usable_cores():
         yield shares, lambda: False
         return
     # In a session of its own: Ctrl-C is for this process, which then ends it by SIGTERM.
