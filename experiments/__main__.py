@@ -83,7 +83,7 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         return USAGE
     try:
         # Covers the imports too: jax's may swallow a KeyboardInterrupt.
-        with interrupt.listening(exits=True):
+        with interrupt.listen(exits=True):
             return launch(name, module, arguments[1:])
     except KeyboardInterrupt:
         line = shlex.join(["python", "-m", "experiments", *arguments])

@@ -306,7 +306,7 @@ def build(
     """
     from hopfax.nn import Preset, find_preset, robertha, tinybert, with_precision
     from hopfax.nn.models import universal_bert
-    from hopfax.train.adversarial import Ball, augmented, augmented_over, freelb, pgd
+    from hopfax.train.adversarial import Ball, freelb, pgd, with_noise, with_noise_range
     from hopfax.train.objectives import classification
 
     options = {**sizes, **variant.options}
@@ -336,9 +336,9 @@ def build(
     trained = _with_fixed_memory(model, log_prior) if through_memory else model
     objective = classification(trained, regression=spec.regression, **esr)
     if variant.training == "noise":
-        objective = augmented(objective, sigma=AUGMENTED_SIGMA)
+        objective = with_noise(objective, sigma=AUGMENTED_SIGMA)
     elif variant.training in ("noise-range", "noise-memory"):
-        objective = augmented_over(objective, snr_db=AUGMENTED_SNR_DB)
+        objective = with_noise_range(objective, snr_db=AUGMENTED_SNR_DB)
     elif variant.training != "clean":
         radius, adversarial = variant.radius, {"freelb": freelb, "pgd": pgd}[variant.training]
         ball = Ball(num_steps=3, step_size=0.4 * radius, max_norm=radius, initial_norm=0.6 * radius)

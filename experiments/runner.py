@@ -3,15 +3,21 @@
 A run is a list of jobs. `fill` measures them, gathers their tables and writes results and page to
 `runs/NAME/ID/`, where ID is a hash of the configuration. A trial is a model to train and test; its
 job trains a cell, or finds it in `runs/cells/`, and results are computed from what cells store.
-Several processes can therefore work on one run.
+Several processes can therefore work on one run; on an idle CPU, `fill` starts a second one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +31,7 @@ from experiments.conditions import Condition, EvaluationSet, Typos
 from experiments.models import Variant, build
 from experiments.rundir import open_run, read_config, write_whole
 from experiments.settings import Flags
+from hopfax.cpu import usable_cores
 from hopfax.data import (
     Encoded,
     TaskData,
@@ -35,6 +42,7 @@ from hopfax.data import (
     read_tokenizer,
     task,
 )
+from hopfax.train import interrupt
 from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
 
@@ -81,22 +89,37 @@ def fill(
     cells = [job.cell for job in jobs if job.cell]
     folder = open_run(name, config, plan={**({"cells": cells} if cells else {}), **(plan or {})})
     done: dict[int, Mapping[str, Rows]] = {}
-    with Progress(len(jobs)) as progress:
-        waiting, before = list(enumerate(jobs)), len(jobs) + 1
+    with Progress(len(jobs)) as progress, second_process(config, jobs) as (shares, is_running):
+
+        def show(number: int, share: float, **shown: Any) -> None:
+            shares[number] = share
+            progress.title = f"[{number + 1}/{len(jobs)}] {jobs[number].title}"
+            progress.update(sum(shares.values()), **shown)
+
+        waiting, before = [*range(len(jobs))], len(jobs) + 1
         while waiting and len(waiting) < before:
             before, turn, waiting = len(waiting), waiting, []
-            for number, job in turn:
-                progress.title = f"[{number + 1}/{len(jobs)}] {job.title}"
-                on_progress = progress.part(len(done))
-                try:
-                    done[number] = job.measure(on_progress)
-                except BlockingIOError as error:
-                    print(f"{job.title}: {error}; continuing with the next job", flush=True)
-                    waiting.append((number, job))
+            if is_running():  # then another turn follows
+                before = len(jobs) + 1
+            for number in turn:
+                if number in shares and is_running():
+                    waiting.append(number)
                     continue
-                on_progress(1)
+                try:
+                    done[number] = jobs[number].measure(partial(show, number))
+                except BlockingIOError as error:
+                    if not is_running():
+                        title = jobs[number].title
+                        print(f"{title}: {error}; continuing with the next job", flush=True)
+                    waiting.append(number)
+                    continue
+                show(number, 1)
                 tables = [done[each] for each in sorted(done)]
                 write(folder, tables, complete=len(done) == len(jobs))
+            while waiting and is_running():
+                time.sleep(0.2)
+                number = max(waiting, key=lambda each: shares.get(each, -1))
+                show(number, shares.get(number, 0))
     few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
     with contextlib.suppress(*few_rows):
         report.write_report(folder, page(folder))
@@ -106,6 +129,77 @@ def fill(
             f"same command again when they have finished. Results so far: {folder}"
         )
     return folder
+
+
+@contextlib.contextmanager
+def second_process(
+    config: Any, jobs: Sequence[Job]
+) -> Iterator[tuple[dict[int, float], Callable[[], bool]]]:
+    """Measures trials in a second process, from the last one on, if two or more are not trained.
+
+    One model does not keep two cores busy, and compilation keeps only one. GPUs, smoke runs, whose
+    compiler options are this process's own, and other jobs have no second process. It ends with the
+    context, or by itself after this process; its models are the same to the bit.
+
+    Yields the shares that it has done, by number of the job, and whether it is running.
+    """
+    shares: dict[int, float] = {}
+    root = Path(getattr(config, "runs", "")) / "cells"
+    trials = [
+        (number, job)
+        for number, job in enumerate(jobs)
+        if getattr(job.measure, "func", None) is measure and not (root / job.cell).exists()
+    ]
+    several = len(trials) > 1 and config.budget != "smoke"
+    if not several or jax.default_backend() != "cpu" or jax.device_count() >= usable_cores():
+        yield shares, lambda: False
+        return
+    # In a session of its own: Ctrl-C is for this process, which then ends it by SIGTERM.
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from experiments import runner; runner.work()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin and process.stdout
+    trials_in, shares_out = process.stdin, process.stdout
+
+    def follow() -> None:
+        with contextlib.suppress(BrokenPipeError), trials_in:
+            pickle.dump((sys.orig_argv, root, trials), trials_in)
+        for line in shares_out:
+            number, share = line.split()
+            shares[int(number)] = float(share)
+
+    reader = threading.Thread(target=follow, daemon=True)
+    reader.start()
+    try:
+        yield shares, reader.is_alive
+    finally:
+        process.terminate()
+        process.wait()
+        reader.join()
+        shares_out.close()
+
+
+def work() -> None:
+    """Runs in the second process: measures what `second_process` sends, and prints shares."""
+    sys.orig_argv, root, trials = pickle.load(sys.stdin.buffer)
+    parent = os.getppid()
+
+    def on_progress(number: int, share: float, **_: Any) -> None:
+        interrupt.check()
+        if os.getppid() != parent:
+            raise KeyboardInterrupt
+        print(number, share, flush=True)
+
+    with contextlib.suppress(KeyboardInterrupt), interrupt.listen():
+        for number, job in reversed(trials):
+            if not (root / job.cell).exists():  # else the first process tests it
+                on_progress(number, 0.0)
+                with contextlib.suppress(BlockingIOError):
+                    job.measure(partial(on_progress, number))
 
 
 def write(folder: Path, tables: Sequence[Mapping[str, Rows]], *, complete: bool) -> None:
@@ -145,26 +239,25 @@ def jobs(config: Flags, trials: Sequence[Trial]) -> list[Job]:
 
     def job(trial: Trial) -> Job:
         rows = data[trial.task]
-
-        def measure(on_progress: Callable[..., None]) -> Mapping[str, Rows]:
-            cell = open_cell(
-                config,
-                trial,
-                rows,
-                on_progress=lambda share, **shown: on_progress(TRAINING * share, **shown),
-            )
-            tested = [cells.with_denoiser(cell, each) for each in trial.denoisers]
-            tests = list(product(tested, trial.conditions))
-            results = []
-            for count, (each, condition) in enumerate(tests, 1):
-                results += conditions.rows(each, condition, model=trial.model)
-                on_progress(TRAINING + (1 - TRAINING) * count / len(tests))
-            return {"results": results}
-
         title = f"{rows.spec.title}, {trial.variant.title}"
-        return Job(title, measure, spec_of(config, trial, rows).id)
+        return Job(title, partial(measure, config, trial, rows), spec_of(config, trial, rows).id)
 
     return [job(trial) for trial in trials]
+
+
+def measure(
+    config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None]
+) -> Mapping[str, Rows]:
+    """Trains and tests the model of a trial, see `Job`."""
+    training = lambda share, **shown: on_progress(TRAINING * share, **shown)  # noqa: E731
+    cell = open_cell(config, trial, data, on_progress=training)
+    tests = list(product(trial.denoisers, trial.conditions))
+    tested = {each: cells.with_denoiser(cell, each) for each in trial.denoisers}
+    results = []
+    for count, (denoiser, condition) in enumerate(tests, 1):
+        results += conditions.rows(tested[denoiser], condition, model=trial.model)
+        on_progress(TRAINING + (1 - TRAINING) * count / len(tests))
+    return {"results": results}
 
 
 def start_seconds(trial: Trial) -> float:

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from experiments import runner
 from experiments.rundir import locked, plain, write_whole
 from hopfax import stability
-from hopfax.cpu import quick
+from hopfax.cpu import fast_key
 from hopfax.nn import Decoder, Functional, Params
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
@@ -272,7 +272,7 @@ def train_runs(
                 f"{done + epoch + 1}. Lower its learning rate."
             )
         done += per_call
-        if interrupt.requested() or checkpoints.due():
+        if interrupt.is_requested() or checkpoints.due():
             checkpoints.save(done, {"state": state, "history": history})
         accuracy = float(history.accuracy[done - 1].mean())
         reached = f"{int(np.isfinite(problem.reached(history)).sum())} of {runs}"
@@ -332,7 +332,9 @@ def train_epochs(
     def epoch(state: State, number: Array, *of_run: Any) -> tuple[State, Epoch]:
         key, numbers, train, validation = of_run
         # Modules fold small numbers into the run's own key: 2**31 gives a different stream.
-        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(quick(key), 2**31), 3)
+        for_order, for_steps, for_noise = jax.random.split(
+            jax.random.fold_in(fast_key(key), 2**31), 3
+        )
         rows = train.ids.shape[0]
         steps = rows // static.batch_size
         order = jax.random.permutation(jax.random.fold_in(for_order, number), rows)

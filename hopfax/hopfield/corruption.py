@@ -20,7 +20,7 @@ from hopfax.checks import (
     full_mask,
     real_type,
 )
-from hopfax.cpu import quick
+from hopfax.cpu import fast_key
 
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
@@ -75,7 +75,7 @@ def gaussian_noise(
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
     # Draws of bfloat16 take only 128 values, with a mean of -0.01.
     wide = real_type(signal)
-    draws = jax.random.normal(quick(key), signal.shape, wide)
+    draws = jax.random.normal(fast_key(key), signal.shape, wide)
     sigma = jnp.broadcast_to(sigma.astype(wide), signal.shape[:1])
     noise = (sigma[:, None] * draws).astype(dtype)
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
 from hopfax.checks import check_count, check_range, check_shapes, full_mask
-from hopfax.cpu import by_groups, prefers_sums, quick
+from hopfax.cpu import by_groups, fast_key
 from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.nn.functional import Layer
 from hopfax.nn.precision import linear
@@ -44,7 +44,7 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     if key is None or rate == 0:
         return x
     dropped = min(round(rate * 65536), 65535)
-    kept = jax.random.bits(quick(key), x.shape, jnp.uint16) >= dropped
+    kept = jax.random.bits(fast_key(key), x.shape, jnp.uint16) >= dropped
     return jnp.where(kept, x * (65536 / (65536 - dropped)), 0)
 
 
@@ -311,15 +311,11 @@ def _update_all(params: tuple[Heads, Array, Seen, Mask], query: Heads) -> Heads:
 
 def _scores(queries: Heads, keys: Heads) -> Weights:
     """Returns inner products in float32 at least."""
-    if prefers_sums(keys):
-        return jnp.sum(queries[..., :, None, :] * keys[..., None, :, :], axis=-1)
     wide = jnp.promote_types(keys.dtype, jnp.float32)
     return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, preferred_element_type=wide)
 
 
 def _weighted_sums(weights: Weights, values: Heads) -> Heads:
-    if prefers_sums(values):
-        return jnp.sum(weights[..., None] * values[..., None, :, :], axis=-2)
     return jnp.einsum("bhqk,bhkd->bhqd", weights, values)
 
 

@@ -4,6 +4,7 @@ Each function takes an `Objective` and returns another, so it applies to every m
 are added to the token embeddings, before positions and LayerNorm.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range
-from hopfax.cpu import quick
+from hopfax.cpu import fast_key
 from hopfax.hopfield import matched_sigma
 from hopfax.nn.encoder import CLEAN, Perturbation
 from hopfax.nn.functional import Params
@@ -47,7 +48,7 @@ class Ball(NamedTuple):
     initial_norm: float = 0.2
 
 
-def augmented(objective: Objective, *, sigma: float) -> Objective:
+def with_noise(objective: Objective, *, sigma: float) -> Objective:
     """Adds fresh Gaussian noise to the token embeddings in every training step.
 
     Args:
@@ -59,29 +60,24 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
 
     Example:
         >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.adversarial import augmented
+        >>> from hopfax.train.adversarial import with_noise
         >>> from hopfax.train.objectives import classification
-        >>> objective = augmented(classification(tinybert(30522, 2)), sigma=0.1)
+        >>> objective = with_noise(classification(tinybert(30522, 2)), sigma=0.1)
 
     References:
         Robertha, Table 2, DataAugment.
     """
     check_range(0, ends="[)", sigma=sigma)
 
-    def noisy(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
-    ) -> tuple[Array, Losses]:
-        _, mask = texts_of(batch)
+    def noise(params: Params, batch: Batch, key: PRNGKeyArray, _: Perturbation) -> Deltas:
         # Splits in two as the published results did, for the same draws.
         for_noise, _ = jax.random.split(jax.random.fold_in(key, _NOISE))
-        noise = sigma * jax.random.normal(quick(for_noise), *_like(params, mask))
-        noise = jnp.where(mask[..., None], noise, 0)
-        return objective(params, batch, key, _plus(added, noise))
+        return sigma * jax.random.normal(fast_key(for_noise), *_like(params, batch))
 
-    return noisy
+    return _perturb(objective, noise)
 
 
-def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Objective:
+def with_noise_range(objective: Objective, *, snr_db: tuple[float, float]) -> Objective:
     """Adds noise with a random signal-to-noise ratio for each text in every training step.
 
     The noise scales with the text's token embeddings: larger embeddings do not reduce its effect.
@@ -95,27 +91,23 @@ def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Obje
 
     Example:
         >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.adversarial import augmented_over
+        >>> from hopfax.train.adversarial import with_noise_range
         >>> from hopfax.train.objectives import classification
-        >>> objective = augmented_over(classification(tinybert(30522, 2)), snr_db=(-16.0, 0.0))
+        >>> objective = with_noise_range(classification(tinybert(30522, 2)), snr_db=(-16.0, 0.0))
     """
     low, high = snr_db
     if not -float("inf") < low <= high < float("inf"):
         raise ValueError(f"snr_db must be a finite range, low to high, got {snr_db}")
 
-    def noisy(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
-    ) -> tuple[Array, Losses]:
+    def noise(params: Params, batch: Batch, key: PRNGKeyArray, _: Perturbation) -> Deltas:
         ids, mask = texts_of(batch)
         tokens = jax.lax.stop_gradient(params["tokens"]["embedding"][ids])
-        for_ratio, for_noise = jax.random.split(jax.random.fold_in(key, _RATIO))
-        ratios = jax.random.uniform(quick(for_ratio), mask.shape[:1], minval=low, maxval=high)
+        for_ratio, for_noise = map(fast_key, jax.random.split(jax.random.fold_in(key, _RATIO)))
+        ratios = jax.random.uniform(for_ratio, mask.shape[:1], minval=low, maxval=high)
         sigma = jax.vmap(lambda x, db, m: matched_sigma(x, snr_db=db, mask=m))(tokens, ratios, mask)
-        noise = jax.random.normal(quick(for_noise), tokens.shape, tokens.dtype)
-        noise = jnp.where(mask[..., None], sigma[:, None, None] * noise, 0)
-        return objective(params, batch, key, _plus(added, noise))
+        return sigma[:, None, None] * jax.random.normal(for_noise, tokens.shape, tokens.dtype)
 
-    return noisy
+    return _perturb(objective, noise)
 
 
 def pgd(objective: Objective, ball: Ball) -> Objective:
@@ -148,23 +140,17 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
     """
     _check_ball(ball)
 
-    def worst(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
-    ) -> tuple[Array, Losses]:
-        _, mask = texts_of(batch)
-        fixed = jax.lax.stop_gradient(params)
-
-        def loss(delta: Deltas) -> Array:
-            return objective(fixed, batch, key, _plus(added, delta))[0]
+    def worst(params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation) -> Deltas:
+        fixed, (_, mask) = jax.lax.stop_gradient(params), texts_of(batch)
+        loss = lambda delta: objective(fixed, batch, key, _plus(added, delta))[0]  # noqa: E731
 
         def climb(delta: Deltas, _: None) -> tuple[Deltas, None]:
             return _ascend(delta, jax.grad(loss)(delta), mask, ball), None
 
-        start = _initial(jax.random.fold_in(key, _PGD), params, mask, ball)
-        delta, _ = jax.lax.scan(climb, start, length=ball.num_steps)
-        return objective(params, batch, key, _plus(added, jax.lax.stop_gradient(delta)))
+        start = _initial(jax.random.fold_in(key, _PGD), params, batch, ball)
+        return jax.lax.stop_gradient(jax.lax.scan(climb, start, length=ball.num_steps)[0])
 
-    return worst
+    return _perturb(objective, worst)
 
 
 def freelb(objective: Objective, ball: Ball) -> Objective:
@@ -200,10 +186,9 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     """
     _check_ball(ball)
 
-    def forward(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation
-    ) -> tuple[tuple[Array, Losses], tuple[Params, Perturbation]]:
-        _, mask = texts_of(batch)
+    def forward(*inputs: Any) -> tuple[tuple[Array, Losses], tuple[Params, Perturbation]]:
+        params, batch, key, added = inputs
+        mask = texts_of(batch)[1]
 
         def loss(params: Params, added: Perturbation, delta: Deltas) -> tuple[Array, Losses]:
             return objective(params, batch, key, _plus(added, delta))
@@ -216,7 +201,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
             total = jax.tree.map(jnp.add, total, tuple(gradient))
             return (_ascend(delta, slope, mask, ball), total), losses
 
-        start = _initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
+        start = _initial(jax.random.fold_in(key, _FREELB), params, batch, ball)
         zeros = jax.tree.map(jnp.zeros_like, (params, added))
         (_, total), losses = jax.lax.scan(body, (start, zeros), length=ball.num_steps)
         mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), losses)
@@ -229,9 +214,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     ) -> tuple[Array, Losses]:
         return forward(params, batch, key, added)[0]
 
-    def backward(
-        gradients: tuple[Params, Perturbation], cotangent: tuple[Array, Losses]
-    ) -> tuple[Params, None, None, Perturbation]:
+    def backward(gradients: tuple[Params, Perturbation], cotangent: tuple[Array, Losses]) -> Any:
         params, added = jax.tree.map(lambda part: cotangent[0] * part, gradients)
         return params, None, None, added
 
@@ -239,12 +222,25 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     return free
 
 
-def _initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:
+def _perturb(objective: Objective, draw: Callable[..., Deltas]) -> Objective:
+    """Adds `draw(params, batch, key, added)` to the token embeddings of real tokens."""
+
+    def perturbed(
+        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
+    ) -> tuple[Array, Losses]:
+        real = texts_of(batch)[1][..., None]
+        delta = jnp.where(real, draw(params, batch, key, added), 0)
+        return objective(params, batch, key, _plus(added, delta))
+
+    return perturbed
+
+
+def _initial(key: PRNGKeyArray, params: Params, batch: Batch, ball: Ball) -> Deltas:
     r"""Perturbations uniform in $\pm m / \sqrt{n d}$ for texts of n tokens of width d."""
-    shape, dtype = _like(params, mask)
+    mask, (shape, dtype) = texts_of(batch)[1], _like(params, batch)
     entries = jnp.maximum(jnp.sum(mask, axis=-1), 1) * shape[-1]
     scale = (ball.initial_norm / jnp.sqrt(entries)[:, None, None]).astype(dtype)
-    draws = jax.random.uniform(quick(key), shape, dtype, minval=-1)
+    draws = jax.random.uniform(fast_key(key), shape, dtype, minval=-1)
     return jnp.where(mask[..., None], scale * draws, 0)
 
 
@@ -262,10 +258,10 @@ def _norms(delta: Deltas) -> Float[Array, "texts 1 1"]:
     return size * jnp.sqrt(jnp.sum(jnp.square(delta / safe), axis=(1, 2), keepdims=True))
 
 
-def _like(params: Params, mask: Mask) -> tuple[tuple[int, ...], jnp.dtype]:
+def _like(params: Params, batch: Batch) -> tuple[tuple[int, ...], jnp.dtype]:
     """Shape and dtype of the token embeddings of a batch."""
-    table = params["tokens"]["embedding"]
-    return (*mask.shape, table.shape[-1]), table.dtype
+    table, (ids, _) = params["tokens"]["embedding"], texts_of(batch)
+    return (*ids.shape, table.shape[-1]), table.dtype
 
 
 def _plus(added: Perturbation, delta: Deltas) -> Perturbation:

@@ -11,6 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,6 +20,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from hopfax.nn.functional import named_leaves
+
+# Orbax also logs the tracebacks of the errors it raises.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
 
 
 class CheckpointWarning(UserWarning):
@@ -65,8 +69,6 @@ class Checkpoints:
         self._steps = self.folder / "checkpoints"
         self._interval, self._saved_at = interval, time.monotonic()
         self._check_config(json.loads(json.dumps(dict(config))))
-        # Orbax also logs the tracebacks of the errors it raises.
-        logging.getLogger("absl").addFilter(_not_from_orbax)
         self._open(clean_up=True)
 
     def __enter__(self) -> Self:
@@ -126,31 +128,31 @@ class Checkpoints:
             CheckpointError: There are checkpoints, but none can be read; or a save failed.
         """
         self.wait()
-        damaged: dict[int, str] = {}
+        damaged, targets = "", named_leaves(like, "/")
         for step in sorted(self._manager.all_steps(), reverse=True):
             path = self._steps / str(step)
             try:
                 arrays = self._read(step)
             except Exception as error:
-                damaged[step] = f"\n  {path}: {_first_line(error)}"
+                damaged += f"\n  {path}: {_first_line(error)}"
                 continue
-            targets = named_leaves(like, "/")
             # Earlier checkpoints would not fit either.
-            if misfit := _differences(_shapes(arrays), _shapes(targets)):
+            if misfit := _differences(*map(_shapes, (arrays, targets))):
                 raise ValueError(
                     f"{path} does not fit the requested state (saved → requested):{misfit}\n"
                     "Build the state as it was when this was saved, or choose another folder."
                 )
             if damaged:
-                message = f"damaged checkpoint:{''.join(damaged.values())}\nUsing step {step}"
+                message = f"damaged checkpoint:{damaged}\nUsing step {step}"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
-            for newer in damaged:
-                self._manager.delete(newer)
+            for newer in self._manager.all_steps():
+                if newer > step:
+                    self._manager.delete(newer)
             leaves = [_place(arrays[name], target) for name, target in targets.items()]
             return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:
             raise CheckpointError(
-                f"no checkpoint in {self._steps} can be read:{''.join(damaged.values())}\n"
+                f"no checkpoint in {self._steps} can be read:{damaged}\n"
                 "Restore a copy, or remove that folder to start from step 0."
             )
         return None
@@ -217,18 +219,13 @@ def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
-    total = 0
-    for _, array in sorted(arrays.items()):
-        total = zlib.crc32(array.tobytes(), total)
-    return total
+    return reduce(lambda total, name: zlib.crc32(arrays[name].tobytes(), total), sorted(arrays), 0)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """A new line, `name: old → new`, for each value that differs."""
-    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-    return "".join(
-        f"\n  {name}: {old.get(name, 'absent')} → {new.get(name, 'absent')}" for name in names
-    )
+    pairs = {n: (old.get(n, "absent"), new.get(n, "absent")) for n in sorted({*old, *new})}
+    return "".join(f"\n  {n}: {one} → {other}" for n, (one, other) in pairs.items() if one != other)
 
 
 def _place(array: np.ndarray, target: Any) -> Any:
@@ -240,7 +237,3 @@ def _place(array: np.ndarray, target: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname

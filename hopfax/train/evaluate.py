@@ -1,7 +1,7 @@
 """Predictions of all seeds, with or without noise at a named site, and scores against noise."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -30,6 +30,7 @@ Protocol = Literal["sigma", "matched", "per-token"]
 SITES: tuple[Site, ...] = get_args(Site)
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 _TOKENS = 8192  # of a call, including padding
+_CPU_ROWS = 64
 
 
 class Noise(NamedTuple):
@@ -72,21 +73,12 @@ class Predictions(NamedTuple):
     num_steps: np.ndarray
 
 
-class _Counts(NamedTuple):
-    """Sums over the real rows of a batch."""
-
-    signal: Float[Array, ""]
-    noise: Float[Array, ""]
-    steps: Float[Array, ""]
-    queries: Float[Array, ""]
-
-
 class Predictor(NamedTuple):
     """A model, its devices (None for one) and its compiled prediction; see `make_predictor`."""
 
     model: Functional[Encoder]
     sharding: Sharding | None
-    run: Callable[..., tuple[Array, _Counts]]
+    run: Callable[..., tuple[Array, Array]]
 
 
 class NoisyScore(NamedTuple):
@@ -183,13 +175,14 @@ def robustness(
     def outputs(keys: Array, signal: Array, mask: Array, level: Array) -> Array:
         return one_array(fn(add_noise(keys, signal, mask, level, per_token), mask))
 
-    results = []
+    results, size = [], min(batch_size, len(truth))
+    # The last batch repeats the last example: one shape compiles.
+    batches = np.minimum(np.arange(-(-len(truth) // size) * size), len(truth) - 1).reshape(-1, size)
     for level in (np.inf, *np.atleast_1d(snr_db).tolist()):  # at infinity, the noise is zero
-        parts = []
-        for at in range(0, len(truth), batch_size):
-            batch = (x[at : at + batch_size] for x in (keys, embeddings, mask))
-            parts.append(np.asarray(outputs(*batch, np.float32(level))))
-        results.append(NoisyScore(level, *with_interval(metric, np.concatenate(parts), truth)))
+        inputs = ([x[rows] for x in (keys, embeddings, mask)] for rows in batches)
+        parts = [np.asarray(outputs(*batch, np.float32(level))) for batch in inputs]
+        logits = np.concatenate(parts)[: len(truth)]
+        results.append(NoisyScore(level, *with_interval(metric, logits, truth)))
     return results
 
 
@@ -242,38 +235,48 @@ def check_noise(noise: Noise) -> None:
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
     """Returns a model for `predict` and `fit`, which compile once per padded length and batch size.
 
+    Predictors of the same model share programs.
+
     Example:
         >>> from hopfax.nn import tinybert
         >>> from hopfax.train.evaluate import make_predictor
         >>> make_predictor(tinybert(30522, 2)).sharding is None
         True
     """
-    all_seeds = jax.vmap(partial(_predict_batch, model), in_axes=(0, 0, None, None, None))
-    if sharding is None:
-        return Predictor(model, None, jax.jit(all_seeds))
+    return Predictor(model, sharding, _program(model.apply, sharding))
+
+
+@lru_cache(maxsize=8)
+def _program(apply: Callable[..., Any], sharding: Sharding | None) -> Callable[..., Any]:
+    all_seeds = jax.vmap(partial(_predict_batch, apply), in_axes=(0, 0, None, None, None))
     # XLA partitions this one by the shardings of its arguments, see `Sharding.put_batch`.
     unsplit = jax.jit(all_seeds)
+    if sharding is None:
+        return unsplit
     seeds, shared = sharding.over("seeds"), sharding.over()
     split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
 
-    def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, _Counts]:
+    def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, Array]:
         by_seeds = sharding.axis == "seeds" and len(roots) % sharding.mesh.size == 0
         return (split if by_seeds else unsplit)(params, roots, *inputs)
 
-    return Predictor(model, sharding, run)
+    return run
 
 
 def _predict_batch(
-    model: Functional[Encoder],
+    apply: Callable[..., Any],
     params: Params,
     root: PRNGKeyArray,
     batch: Batch,
     index: Int[Array, " batch"],
     noise: tuple[Array, Array, Array],
-) -> tuple[Float[Array, "batch outputs"], _Counts]:
-    """Logits and counts of one seed; `noise` is (whether the site is "token", level, protocol)."""
+) -> tuple[Float[Array, "batch outputs"], Float[Array, "4"]]:
+    """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries.
+
+    `noise` is (whether the site is "token", level, protocol).
+    """
     at_token, level, protocol = noise
-    run = partial(model.apply, params)
+    run = partial(apply, params)
     ids, mask = texts_of(batch)
     counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
     # In the dtype of the parameters, also with x64 enabled.
@@ -282,37 +285,30 @@ def _predict_batch(
     # Draws take a few percent of the time; clean inputs need none.
     draws = jax.lax.cond(level > 0, lambda: _draw(root, batch, index, zeros[0]), lambda: zeros)
 
-    def power(values: Array) -> Array:
-        return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
-
-    def disturb(signal: Array) -> tuple[Array, Array, Array]:
+    def disturb(signal: Array) -> tuple[Array, Array]:
         rms = partial(hopfield.matched_sigma, snr_db=0.0)
         of_text = jax.vmap(lambda signal, mask: rms(signal, mask=mask))(signal, mask)
         of_token = jax.vmap(partial(rms, per_token=True))(signal)
         scales = jnp.ones_like(of_token), jnp.broadcast_to(of_text[:, None], mask.shape), of_token
         sigma = level * jax.lax.select_n(protocol, *scales)
         noise = sigma[..., None] * draws  # on padding too, for models that store it
-        return signal + noise, power(signal), power(noise)
+        powers = jnp.stack([jnp.square(signal), jnp.square(noise)])
+        return signal + noise, jnp.sum(jnp.where(counted[..., None], powers, 0), axis=(1, 2, 3))
 
-    def keep(signal: Array) -> tuple[Array, Array, Array]:
-        zero = jnp.zeros((), signal.dtype)
-        return signal, zero, zero
+    def keep(signal: Array) -> tuple[Array, Array]:
+        return signal, jnp.zeros(2, signal.dtype)
 
     # A branch rather than zero noise, so that the other site costs nothing.
     tokens = run(ids, method="embed_tokens")
-    tokens, *of_tokens = jax.lax.cond(at_token, disturb, keep, tokens)
+    tokens, of_tokens = jax.lax.cond(at_token, disturb, keep, tokens)
     types = run(ids, method="token_types")
     embeddings = run(tokens, types, method="embed")
-    embeddings, *of_embeddings = jax.lax.cond(at_token, keep, disturb, embeddings)
+    embeddings, of_embeddings = jax.lax.cond(at_token, keep, disturb, embeddings)
     encoding = run(embeddings, mask, types, method="encode")
     logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
     real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
-    return logits, _Counts(
-        signal=of_tokens[0] + of_embeddings[0],
-        noise=of_tokens[1] + of_embeddings[1],
-        steps=jnp.sum(jnp.where(real, encoding.num_steps, 0)).astype(jnp.float32),
-        queries=jnp.sum(real).astype(jnp.float32),
-    )
+    counts = jnp.sum(jnp.where(real, encoding.num_steps, 0)), jnp.sum(real)
+    return logits, jnp.concatenate([of_tokens + of_embeddings, jnp.stack(counts).astype("float32")])
 
 
 def _draw(root: PRNGKeyArray, batch: Batch, index: Int[Array, " batch"], like: Array) -> Array:
@@ -384,31 +380,36 @@ def predict(
                 batch = predictor.sharding.put_batch(batch)
             pending.append((weights > 0, *predictor.run(params, roots, batch, rows.index, added)))
     logits = [np.asarray(part)[:, real] for real, part, _ in pending]
-    counts = jax.tree.map(
-        lambda *parts: np.sum(np.stack(parts), 0, dtype=np.float64), *[part for *_, part in pending]
-    )
+    counts = np.sum([np.asarray(part, np.float64) for *_, part in pending], axis=0)
     order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")
+    signal, noise_power, steps, queries = counts.T
     with np.errstate(divide="ignore"):
-        snr_db = 10 * np.log10(counts.signal / counts.noise)
+        snr_db = 10 * np.log10(signal / noise_power)
     return Predictions(
         logits=np.concatenate(logits, axis=1)[:, order],
         labels=np.concatenate([bucket.labels for bucket in buckets])[order],
         snr_db=snr_db,
-        num_steps=counts.steps / counts.queries,
+        num_steps=steps / queries,
     )
 
 
 def _roots(noise: Noise, count: int) -> Array:
-    root = jax.random.fold_in(jax.random.key(0), noise.draw)
-    if noise.seeds is None:
-        return jnp.broadcast_to(root, (count,))
-    if len(noise.seeds) != count:
+    seeds = np.zeros(count) if noise.seeds is None else np.asarray(noise.seeds)
+    if len(seeds) != count:
         raise ValueError(f"noise.seeds must have one seed per model ({count}), got {noise.seeds}")
-    return jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(noise.seeds, jnp.uint32))
+    return _fold_in(noise.draw, seeds.astype(np.uint32), noise.seeds is None)
+
+
+@partial(jax.jit, static_argnums=2)
+def _fold_in(draw: Array, seeds: Array, shared: bool) -> Array:
+    root = jax.random.fold_in(jax.random.key(0), draw)
+    if shared:
+        return jnp.broadcast_to(root, seeds.shape)
+    return jax.vmap(jax.random.fold_in, (None, 0))(root, seeds)
 
 
 def rows_per_call(bucket: Bucket) -> int:
-    """Returns a batch size that keeps a device busy, with little padding on a CPU.
+    """Returns a batch size that keeps a device busy: one for most sets of a padded length.
 
     Example:
         >>> import numpy as np
@@ -422,6 +423,5 @@ def rows_per_call(bucket: Bucket) -> int:
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":
         return limit  # compilation is slow and padding cheap: one shape for all sets of a length
-    # Padding rows cost as much as real ones. Multiples of eight divide into `cpu.by_groups`.
-    calls = -(-len(bucket.labels) // limit)
-    return min(limit, -(-len(bucket.labels) // (8 * calls)) * 8)
+    # Small enough for the caches, and also one shape. Padding rows cost as much as real ones.
+    return min(limit, _CPU_ROWS, -(-len(bucket.labels) // 8) * 8)

@@ -13,121 +13,88 @@ from collections.abc import Iterator
 MESSAGE = "stopping after this step; press Ctrl-C again to stop at once"
 # The handlers that are replaced. Python ignores SIGINT in background jobs; SIGTERM still counts.
 _HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-_requested = threading.Event()
-_held = threading.local()
+_stop, _on_hold = threading.Event(), threading.Event()
 
 
-def requested() -> bool:
+def is_requested() -> bool:
     """Returns whether Ctrl-C was pressed or SIGTERM received.
 
     Example:
-        >>> from hopfax.train.interrupt import requested
-        >>> requested()
+        >>> from hopfax.train.interrupt import is_requested
+        >>> is_requested()
         False
     """
-    return _requested.is_set()
+    return _stop.is_set()
 
 
 def check() -> None:
-    """Raises a KeyboardInterrupt if a stop is `requested`, unless `held`; call it between steps.
+    """Raises a KeyboardInterrupt if a stop `is_requested`; call it between steps.
 
     Example:
         >>> from hopfax.train.interrupt import check
         >>> check()
     """
-    if requested() and not getattr(_held, "now", False):
+    if is_requested() and not _on_hold.is_set():
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Disables `check`, for a caller that checks `requested` itself and saves first.
+def hold() -> Iterator[None]:
+    """Disables `check`, for a caller that checks `is_requested` itself and saves first.
 
     Example:
-        >>> from hopfax.train.interrupt import check, held
-        >>> with held():
+        >>> from hopfax.train.interrupt import check, hold
+        >>> with hold():
         ...     check()
     """
-    before, _held.now = getattr(_held, "now", False), True
+    _on_hold.set()
     try:
         yield
     finally:
-        _held.now = before
+        _on_hold.clear()
 
 
 @contextlib.contextmanager
-def listening(*, exits: bool = False) -> Iterator[None]:
+def listen(*, exits: bool = False) -> Iterator[None]:
     """Turns the first Ctrl-C, or SIGTERM, into a request to stop, raised by `check`.
 
-    A second Ctrl-C stops at once. Has no effect outside the main thread or on signals that do not
-    have their default handlers, so calls may be nested.
+    Python handles it between two calls of compiled code; from then on, a Ctrl-C stops at once. Has
+    no effect outside the main thread or on signals that do not have their default handlers, so
+    calls may be nested.
 
     Args:
-        exits: Whether the second Ctrl-C ends the process with status 130, even in compiled code.
-            Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
+        exits: Whether the second Ctrl-C ends the process, even in compiled code; a shell shows the
+            status 130. Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
 
     Raises:
         KeyboardInterrupt: A stop was requested and no `check` followed.
 
     Example:
-        >>> from hopfax.train.interrupt import check, listening
-        >>> with listening():
+        >>> from hopfax.train.interrupt import check, listen
+        >>> with listen():
         ...     for step in range(3):
         ...         check()
     """
     in_main = threading.current_thread() is threading.main_thread()
     ours = [each for each, default in _HANDLERS.items() if signal.getsignal(each) == default]
-    if not (in_main and ours):
+    if not (in_main and ours) or is_requested():
         yield
         return
 
-    def received(number: int, _: object) -> None:
-        # With `exits`, the watching thread handles it.
-        if not exits and _is_second_press(number):
-            raise KeyboardInterrupt
+    def received(*_: object) -> None:
+        if not is_requested():
+            _stop.set()
+            show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
+            os.write(2, f"{show_cursor}\n{MESSAGE}\n".encode())  # print() is not safe here
+        if signal.SIGINT in ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if exits else signal.default_int_handler)
 
     try:
-        with _watching() if exits else contextlib.nullcontext():
-            for each in ours:
-                signal.signal(each, received)
-            yield
-            check()
+        for each in ours:
+            signal.signal(each, received)
+        yield
+        check()
     finally:
         for each in ours:
             signal.signal(each, _HANDLERS[each])
-        _requested.clear()
-
-
-def _is_second_press(number: int) -> bool:
-    """Notes a signal; returns whether it is a Ctrl-C after another signal."""
-    if requested():
-        return number == signal.SIGINT
-    _requested.set()
-    os.write(2, f"\n{MESSAGE}\n".encode())  # print() is not safe in a signal handler
-    return False
-
-
-@contextlib.contextmanager
-def _watching() -> Iterator[None]:
-    """Runs a thread that receives signals while the main thread runs compiled code."""
-    # Python runs handlers between bytecodes, but writes to the wake-up descriptor at once.
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-
-    def watch() -> None:
-        while number := os.read(reader, 1):
-            if number[0] in _HANDLERS and _is_second_press(number[0]):
-                if os.isatty(2):
-                    os.write(2, b"\x1b[?25h")  # shows the cursor
-                os._exit(128 + signal.SIGINT)
-
-    thread = threading.Thread(target=watch, name="ctrl-c", daemon=True)
-    thread.start()
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(writer)
-        thread.join()
-        os.close(reader)
+        _stop.clear()

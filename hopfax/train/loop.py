@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
 
 from hopfax.data.batching import Bucket
 from hopfax.nn.functional import Params
@@ -20,9 +19,8 @@ from hopfax.train.evaluate import Predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.schedule import epoch_chunks
-from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState, init_states, seed_keys
-from hopfax.train.step import StepMetrics, make_chunk
+from hopfax.train.step import Metrics, make_chunk
 
 Score = Callable[[np.ndarray, np.ndarray], float]
 
@@ -62,8 +60,8 @@ class _Run(NamedTuple):
     chunk: np.ndarray  # complete chunks of the current epoch
 
 
-@interrupt.listening()
-@interrupt.held()
+@interrupt.listen()
+@interrupt.hold()
 def fit(
     predictor: Predictor,
     objective: Objective,
@@ -147,8 +145,27 @@ def fit(
     total_steps = epochs * sum(len(chunk.picks) for chunk in chunks_of(epoch=0))
     transformation = optimizer(total_steps)
     train_chunk = make_chunk(objective, transformation, sharding=predictor.sharding)
-    keys, rows = _on_devices(seeds, train, predictor.sharding)
-    step, run = 0, _new_run(predictor, transformation, seeds, total_steps)
+    weights = [np.ones(size, np.float32) for size in sizes]
+    rows = [Batch(*map(jnp.asarray, (*b[:3], w))) for b, w in zip(train, weights, strict=True)]
+    keys, states = seed_keys(seeds), init_states(predictor.model, transformation, seeds)
+    if predictor.sharding:
+        keys, states = jax.device_put((keys, states), predictor.sharding.over("seeds"))
+        rows = jax.device_put(rows, predictor.sharding.over())
+    zeros = np.zeros(len(seeds), int)
+    step, run = (
+        0,
+        _Run(
+            seeds=np.array(seeds),
+            total_steps=np.array(total_steps),
+            states=states,
+            best=_copy(states.params),  # training donates the states
+            scores=np.full(len(seeds), -np.inf),
+            epochs=zeros,
+            waited=zeros,
+            epoch=np.array(0),
+            chunk=np.array(0),
+        ),
+    )
     if checkpoints and (restored := checkpoints.restore(run)):
         step, stored = restored
         for name in ("seeds", "total_steps"):
@@ -170,7 +187,7 @@ def fit(
             run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
             reporter.flush()
             reporter.pending = step, int(run.epoch) + 1, training, metrics
-            due = interrupt.requested() or (checkpoints and checkpoints.due())
+            due = interrupt.is_requested() or (checkpoints and checkpoints.due())
             # At an epoch's end the save follows validation, which is then logged once.
             if due and run.chunk < len(chunks):
                 reporter.flush()
@@ -193,48 +210,11 @@ def fit(
     return FitResult(run.best, run.scores, run.epochs, step)
 
 
-def _on_devices(
-    seeds: Sequence[int], train: Sequence[Bucket], sharding: Sharding | None
-) -> tuple[Array, list[Batch]]:
-    """The keys of the seeds, and all rows of each bucket."""
-    keys, rows = seed_keys(seeds), []
-    for bucket in train:
-        weights = np.ones(len(bucket.labels), np.float32)
-        rows.append(Batch(*map(jnp.asarray, (*bucket[:3], weights))))
-    if sharding:
-        keys = jax.device_put(keys, sharding.over("seeds"))
-        rows = jax.device_put(rows, sharding.over())
-    return keys, rows
-
-
-def _new_run(
-    predictor: Predictor,
-    transformation: optax.GradientTransformation,
-    seeds: Sequence[int],
-    total_steps: int,
-) -> _Run:
-    states = init_states(predictor.model, transformation, seeds)
-    if predictor.sharding:
-        states = jax.device_put(states, predictor.sharding.over("seeds"))
-    zeros = np.zeros(len(seeds), int)
-    return _Run(
-        seeds=np.array(seeds),
-        total_steps=np.array(total_steps),
-        states=states,
-        best=jax.tree.map(jnp.copy, states.params),
-        scores=np.full(len(seeds), -np.inf),
-        epochs=zeros,
-        waited=zeros,
-        epoch=np.array(0),
-        chunk=np.array(0),
-    )
-
-
 def _save(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
     """Saves the run, and ends it if a stop was requested."""
     if checkpoints:
         checkpoints.save(step, run)
-    if interrupt.requested():
+    if interrupt.is_requested():
         if checkpoints:
             checkpoints.wait()
         raise KeyboardInterrupt
@@ -254,6 +234,7 @@ def _after_epoch(run: _Run, scores: np.ndarray) -> _Run:
 
 
 _where = jax.jit(jax.vmap(optax.tree.where))
+_copy = jax.jit(partial(jax.tree.map, jnp.copy))
 
 
 @dataclass
@@ -265,16 +246,24 @@ class _Reporter:
     checkpoints: Checkpoints | None
     log: MetricsLog | None
     on_progress: Callable[..., None] | None
-    pending: tuple[int, int, np.ndarray, StepMetrics] | None = None
+    pending: tuple[int, int, np.ndarray, Metrics] | None = None
 
     def flush(self) -> None:
         if not self.pending:
             return
         (step, epoch, training, metrics), self.pending = self.pending, None
         metrics = jax.tree.map(np.asarray, metrics)
-        self._check_finite(step, training, metrics)
-        means = {name: part.mean(0) for name, part in metrics._asdict().items()}
-        self.write(step, {"loss": metrics.loss[:, training].mean()}, epoch=epoch, **means)
+        loss, norm = metrics["loss"], metrics["gradient_norm"]
+        bad = training & ~(np.isfinite(loss) & np.isfinite(norm))
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise self.diverged(
+                f"loss {loss[row, column]:g} with gradient norm {norm[row, column]:g} at step "
+                f"{step - len(bad) + row + 1}",
+                column,
+            )
+        means = {name: part.mean(0) for name, part in metrics.items()}
+        self.write(step, {"loss": loss[:, training].mean()}, epoch=epoch, **means)
 
     def write(self, step: int, shown: dict[str, float], **logged: Any) -> None:
         if self.log:
@@ -282,17 +271,6 @@ class _Reporter:
         if self.on_progress:
             shown = {name: float(value) for name, value in shown.items()}
             self.on_progress(step / self.total_steps, **shown)
-
-    def _check_finite(self, end: int, training: np.ndarray, metrics: StepMetrics) -> None:
-        bad = training & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
-        if not bad.any():
-            return
-        row, column = np.argwhere(bad)[0]
-        raise self.diverged(
-            f"loss {metrics.loss[row, column]:g} with gradient norm "
-            f"{metrics.gradient_norm[row, column]:g} at step {end - len(bad) + row + 1}",
-            column,
-        )
 
     def diverged(self, event: str, number: int) -> DivergedError:
         newest = "none"

@@ -134,10 +134,6 @@ def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool)
         )
 
 
-def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    return (predicted == labels).mean()
-
-
 def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
     hits = ((predicted == 1) & (labels == 1)).sum()
     marked = (predicted == 1).sum() + (labels == 1).sum()
@@ -172,7 +168,7 @@ def _is_constant(*arrays: np.ndarray) -> bool:
 
 # name: (function of predictions and labels, predictions are classes, ranges over [-1, 1])
 _METRICS = {
-    "accuracy": (_accuracy, True, False),
+    "accuracy": (lambda predicted, labels: (predicted == labels).mean(), True, False),
     "f1": (_f1, True, False),
     "mcc": (_mcc, True, True),
     "pearson": (partial(_correlation, "pearsonr"), False, True),

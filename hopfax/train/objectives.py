@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
 from hopfax.checks import check_range
-from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation, mean_of_real
+from hopfax.nn.encoder import CLEAN, Encoder, Perturbation, mean_of_real
 from hopfax.nn.functional import Functional, Params
 
 _PONDER_WEIGHT = 0.01
@@ -162,37 +162,31 @@ def classification(
     def penalty(keys: Array, mask: Array) -> Array:
         return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
 
-    def esr_of(encoding: Encoding, mask: Array, weights: Array) -> Array:
-        """The penalty of each text's keys, summed over layers, averaged over real texts."""
-        mask = mask if esr_masked else jnp.ones_like(mask)
-        penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
-        scale = math.log(encoding.keys.shape[-1]) ** 2 if esr_in_nats else 1.0
-        return scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
-
     def objective(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         ids, mask = texts_of(batch)
         logits, encoding = model.apply(params, ids, mask, key=key, added=added)
         task = task_loss(per_example(logits, batch), batch, regression=regression)
-        weights = jnp.repeat(batch.weights, batch.ids.shape[1])
-        esr = esr_of(encoding, mask, weights) if esr_weight > 0 else jnp.zeros_like(task)
-        real = mask & (weights > 0)[:, None]
+        weights, esr = jnp.repeat(batch.weights, batch.ids.shape[1]), jnp.zeros_like(task)
+        if esr_weight > 0:  # the penalty of each text's keys, summed over layers
+            seen = mask if esr_masked else jnp.ones_like(mask)
+            penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, seen)
+            scale = math.log(encoding.keys.shape[-1]) ** 2 if esr_in_nats else 1.0
+            esr = scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
         loss = task + esr_weight * esr
         if encoding.ponder is not None:
             ponder = mean_of_real(encoding.ponder[..., None], mask)[:, 0]
             loss += _PONDER_WEIGHT * _weighted_mean(ponder, weights)
-        steps = _mean_over_queries(encoding.num_steps, real)
-        return loss, Losses(task, esr, steps, _mean_over_queries(~encoding.converged, real))
+        real = (mask & (weights > 0)[:, None])[None, :, None, :]
+
+        def mean(values: Array) -> Array:
+            counted = jnp.broadcast_to(real, values.shape)
+            return jnp.sum(jnp.where(counted, values, 0)) / jnp.maximum(jnp.sum(counted), 1)
+
+        return loss, Losses(task, esr, mean(encoding.num_steps), mean(~encoding.converged))
 
     return objective
-
-
-def _mean_over_queries(
-    values: Shaped[Array, "layers texts heads tokens"], mask: Bool[Array, "texts tokens"]
-) -> Float[Array, ""]:
-    real = jnp.broadcast_to(mask[None, :, None, :], values.shape)
-    return jnp.sum(jnp.where(real, values, 0)) / jnp.maximum(jnp.sum(real), 1)
 
 
 def _weighted_mean(values: Array, weights: Any) -> Array:

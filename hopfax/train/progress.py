@@ -5,7 +5,6 @@ import datetime
 import numbers
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, Self
 
 from hopfax.train import interrupt
@@ -17,6 +16,7 @@ _WINDOW = 500  # updates over which speed is averaged
 class Progress:
     """Shows the share of the work done, the time left, and the latest loss or score.
 
+    The time left is shown from the second update on: the first one often includes compilation.
     Writes to standard error: a progress bar on a terminal, else plain lines for the first and last
     update and at most every five seconds in between. Each line starts with `title`.
 
@@ -41,7 +41,6 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Self:
-        self._recent.append((time.monotonic(), 0))
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
@@ -69,7 +68,7 @@ class Progress:
 
         Args:
             done: Units of work since the start of the run.
-            restart: Measure speed from here, for instance after loading the work of an earlier run.
+            restart: Measure speed anew, for instance after loading the work of an earlier run.
             **fields: Numbers or text, shown by name.
 
         Raises:
@@ -79,14 +78,13 @@ class Progress:
         now = time.monotonic()
         if restart:
             self._recent.clear()
+        else:
             self._recent.append((now, done))
-        start, before = self._recent[0]
-        self._recent.append((now, done))
         parts = [f"{done / self._total if self._total else 1:.0%}"]
         if done >= self._total:
             parts.append("done")
-        elif now > start and done > before:
-            left = (self._total - done) / (done - before) * (now - start)
+        elif self._recent and now > (first := self._recent[0])[0] and done > first[1]:
+            left = (self._total - done) / (done - first[1]) * (now - first[0])
             parts.append(f"{datetime.timedelta(seconds=round(left))} left")
         parts += [f"{name} {_short(value)}" for name, value in fields.items()]
         self._status = "  ".join(parts)
@@ -98,20 +96,11 @@ class Progress:
         if done < self._total and (not self._printed or now - self._printed[0] >= _INTERVAL):
             self._print()
 
-    def part(self, start: float, size: float = 1.0) -> Callable[..., None]:
-        """Returns `update` for a part of the work: of the share done, in [0, 1], and fields.
-
-        Args:
-            start: Units of work before the part.
-            size: Units of work of the part.
-        """
-        return lambda share, **fields: self.update(start + size * share, **fields)
-
     def _print(self) -> None:
         line = f"{self.title}  {self._status}" if self.title else self._status
         if self._printed is None or line != self._printed[1]:
             print(line, file=self._stream, flush=True)
-            self._printed = (self._recent[-1][0], line)
+            self._printed = (time.monotonic(), line)
 
 
 def _short(value: Any) -> str:

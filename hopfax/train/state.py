@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int
 
@@ -99,4 +100,7 @@ def seed_keys(seeds: Sequence[int]) -> Array:
     """
     if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
         raise ValueError(f"seeds must be in [0, 2**32), got {wrong[0]}")
-    return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    return _keys(np.asarray(seeds, np.uint32))
+
+
+_keys = jax.jit(jax.vmap(jax.random.key))

@@ -1,14 +1,13 @@
 """One training step, and chunks of steps compiled as one scan over all seeds."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.cpu import quick
+from hopfax.cpu import fast_key
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState
@@ -17,20 +16,12 @@ from hopfax.train.state import TrainState
 _DROPOUT = 2**31
 
 
-class StepMetrics(NamedTuple):
-    """Metrics of a step: loss and parts (see `Losses`) before it, gradient norm before clipping."""
-
-    loss: Float[Array, "..."]
-    task: Float[Array, "..."]
-    esr: Float[Array, "..."]
-    num_steps: Float[Array, "..."]
-    unconverged: Float[Array, "..."]
-    gradient_norm: Float[Array, "..."]
+Metrics = dict[str, Array]  # by name: loss and parts (see `Losses`), gradient norm before clipping
 
 
 def make_step(
     objective: Objective, optimizer: optax.GradientTransformation
-) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, StepMetrics]]:
+) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, Metrics]]:
     """Returns a pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
 
     The dropout key derives from the seed's key and `state.step`, so resumption changes no draw.
@@ -44,17 +35,15 @@ def make_step(
         >>> # state, metrics = step(state, batch, seed_key)
     """
 
-    def step(
-        state: TrainState, batch: Batch, seed_key: PRNGKeyArray
-    ) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(jax.random.fold_in(quick(seed_key), _DROPOUT), state.step)
+    def step(state: TrainState, batch: Batch, seed_key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.fold_in(fast_key(seed_key), _DROPOUT), state.step)
         value_and_grad = jax.value_and_grad(objective, has_aux=True)
         (loss, parts), gradients = value_and_grad(state.params, batch, key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         # Not optax.apply_updates, whose types exclude plain dicts.
         params = jax.tree.map(jnp.add, state.params, updates)
         norm = optax.tree.norm(gradients)
-        metrics = StepMetrics(loss=loss, **parts._asdict(), gradient_norm=norm)
+        metrics = {"loss": loss, **parts._asdict(), "gradient_norm": norm}
         return TrainState(params, opt_state, state.step + 1), metrics
 
     return step
@@ -65,7 +54,7 @@ def make_chunk(
     optimizer: optax.GradientTransformation,
     *,
     sharding: Sharding | None = None,
-) -> Callable[..., tuple[TrainState, StepMetrics]]:
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """Compiles several steps of all seeds into one call.
 
     Returns:
@@ -89,8 +78,8 @@ def make_chunk(
         picks: Int[Array, "steps seeds batch"],
         weights: Float[Array, "steps seeds batch"],
         seed_keys: Array,
-    ) -> tuple[TrainState, StepMetrics]:
-        def body(states: TrainState, plan: tuple[Array, Array]) -> tuple[TrainState, StepMetrics]:
+    ) -> tuple[TrainState, Metrics]:
+        def body(states: TrainState, plan: tuple[Array, Array]) -> tuple[TrainState, Metrics]:
             picked, weights = plan
             batch = jax.tree.map(lambda field: field[picked], rows)._replace(weights=weights)
             return step(states, batch, seed_keys)

@@ -92,7 +92,7 @@ def white_box(
     ) -> list[tuple[Any, ...]]:
         """Tokens, loss and, if requested, gradient of each text, in one batch per shape."""
         rows, pending = _tokenized(tokenizer, texts), []
-        program = _compiled(model, regression, with_gradient)
+        program = _program(model.apply, regression, with_gradient)
         targets = np.asarray(labels, np.float32 if regression else np.int32)
         widest = [max(map(len, row)) for row in rows]
         for numbers, width, size in _batches(widest, edges, batch_sizes):
@@ -131,14 +131,14 @@ def _cache(vocabulary: WordPiece) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(
-    model: Functional[Encoder], regression: bool, with_gradient: bool
+def _program(
+    apply: Callable[..., Any], regression: bool, with_gradient: bool
 ) -> Callable[[Params, Batch], tuple[Array, ...]]:
     """Logits, losses and optionally gradients of every row; one program for all seeds."""
 
     @jax.jit
     def program(params: Params, batch: Batch) -> tuple[Array, ...]:
-        run = functools.partial(model.apply, params)
+        run = functools.partial(apply, params)
         ids, mask = texts_of(batch)
 
         def total(tokens: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -170,7 +170,7 @@ def test_the_closed_form_has_its_limits():
 
 
 def test_optimizations_are_left_out_and_put_back(bucket, monkeypatch):
-    imported = step.quick
+    imported = step.fast_key
     plain = {name: mock.Mock(side_effect=each) for name, each in cpu.LEFT_OUT.items()}
     monkeypatch.setattr(cpu, "LEFT_OUT", plain)
     with contextlib.ExitStack() as stack:
@@ -178,4 +178,4 @@ def test_optimizations_are_left_out_and_put_back(bucket, monkeypatch):
             cpu.leave_out(name, stack)
         workloads.mean_step([bucket], 1)[0][1]()
     assert all(each.called for each in plain.values())
-    assert step.quick is imported
+    assert step.fast_key is imported

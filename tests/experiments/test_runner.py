@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -222,6 +223,19 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(cell, tmp_path, monke
             runner.open_cell(flags, trial(), cell.data)
     resumed = runner.open_cell(flags, trial(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, cell.params)
+
+
+def test_a_second_process_trains_the_same_model(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "usable_cores", lambda: 2)
+    flags = config(tmp_path)
+    jobs = runner.jobs(flags, [trial("tinybert-mean"), trial()])
+    with runner.second_process(replace(flags, budget="laptop"), jobs) as (shares, is_running):
+        while is_running() and shares.get(1, 0) < 1:
+            time.sleep(0.05)
+    assert shares[1] == 1 and (tmp_path / "cells" / jobs[1].cell).is_dir()
+    monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
+    again = runner.open_cell(flags, trial(), cell.data)
+    jax.tree.map(np.testing.assert_array_equal, again.params, cell.params)
 
 
 def test_another_process_keeps_a_cell(cell, tmp_path):

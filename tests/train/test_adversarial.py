@@ -9,8 +9,16 @@ import tiny
 
 from hopfax.nn.encoder import Perturbation
 from hopfax.train import adversarial
-from hopfax.train.adversarial import Ball, _ascend, _initial, augmented, augmented_over, freelb, pgd
-from hopfax.train.objectives import Losses, classification, texts_of
+from hopfax.train.adversarial import (
+    Ball,
+    _ascend,
+    _initial,
+    freelb,
+    pgd,
+    with_noise,
+    with_noise_range,
+)
+from hopfax.train.objectives import Batch, Losses, classification, texts_of
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
 
@@ -29,7 +37,7 @@ def walk(method):
     """The oracle's ascent from the perturbation that a method starts from."""
     params = BAG.init(jax.random.key(1))
     ids, mask = texts_of(BATCH)
-    start = _initial(jax.random.fold_in(KEY, method), params, mask, BALL)
+    start = _initial(jax.random.fold_in(KEY, method), params, BATCH, BALL)
     expected = oracles.adversarial_walk(
         params["tokens"]["embedding"],
         params["out"],
@@ -82,8 +90,10 @@ def test_a_ball_of_no_size_is_the_objective_itself(method):
 
 def test_first_perturbations_are_scaled_by_length():
     params = {"tokens": {"embedding": jnp.zeros((3, 40))}}
-    mask = jnp.arange(50) < jnp.array([[2], [10], [50], [0]])
-    deltas = np.asarray(_initial(KEY, params, mask, Ball(initial_norm=0.6)))
+    lengths = jnp.array([[2], [10], [50], [0]])
+    batch = Batch(jnp.zeros((4, 1, 50), int), lengths, jnp.zeros(4, int), jnp.ones(4))
+    mask = texts_of(batch)[1]
+    deltas = np.asarray(_initial(KEY, params, batch, Ball(initial_norm=0.6)))
     norms = np.sqrt(np.square(deltas).sum((1, 2)))
     # Uniform numbers in [-1, 1] have a second moment of a third.
     np.testing.assert_allclose(norms[:3], 0.6 / np.sqrt(3), rtol=0.15)
@@ -111,8 +121,8 @@ def perturbation(method, params, rows, key=KEY, earlier=None):
     return np.asarray(method(spy)(params, rows, key, Perturbation(earlier))[1].esr)
 
 
-def test_augmented_adds_noise_with_its_standard_deviation():
-    method, rows = partial(augmented, sigma=0.7), tiny.batch(40)
+def test_with_noise_adds_noise_with_its_standard_deviation():
+    method, rows = partial(with_noise, sigma=0.7), tiny.batch(40)
     params = {"tokens": {"embedding": jnp.zeros((3, 64))}}
     noise, mask = perturbation(method, params, rows), np.asarray(texts_of(rows)[1])
     assert not noise[~mask].any()
@@ -122,8 +132,8 @@ def test_augmented_adds_noise_with_its_standard_deviation():
     np.testing.assert_allclose(both, noise + 1, rtol=1e-6)
 
 
-def test_augmented_over_draws_a_ratio_per_text_and_matches_its_tokens():
-    method, rows = partial(augmented_over, snr_db=(-16.0, 0.0)), tiny.batch(40)
+def test_with_noise_range_draws_a_ratio_per_text_and_matches_its_tokens():
+    method, rows = partial(with_noise_range, snr_db=(-16.0, 0.0)), tiny.batch(40)
     params = {"tokens": {"embedding": jax.random.normal(KEY, (60, 64)) * jnp.arange(60.0)[:, None]}}
     noise, (ids, mask) = perturbation(method, params, rows), map(np.asarray, texts_of(rows))
     signal = np.asarray(params["tokens"]["embedding"])[ids]
@@ -135,7 +145,7 @@ def test_augmented_over_draws_a_ratio_per_text_and_matches_its_tokens():
 def test_seeds_together_train_as_they_do_alone():
     """FreeLB's gradient rule under `vmap`."""
     optimizer, seeds = adamw(1e-2, total_steps=4), (3, 8)
-    chunk = make_chunk(freelb(augmented(classification(BAG), sigma=0.1), Ball()), optimizer)
+    chunk = make_chunk(freelb(with_noise(classification(BAG), sigma=0.1), Ball()), optimizer)
     picks = np.random.default_rng(0).integers(0, 5, (2, 2, 4)).astype(np.int32)
 
     def trained(first):
@@ -149,7 +159,7 @@ def test_seeds_together_train_as_they_do_alone():
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    "method", [partial(freelb, ball=BALL), partial(pgd, ball=BALL), partial(augmented, sigma=0.1)]
+    "method", [partial(freelb, ball=BALL), partial(pgd, ball=BALL), partial(with_noise, sigma=0.1)]
 )
 def test_with_x64_float32_parameters_have_float32_gradients(method):
     (loss, _), gradient = value_and_grad(method(classification(BAG)), tiny.lively(BAG))

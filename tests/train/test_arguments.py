@@ -7,7 +7,7 @@ import pytest
 import test_loop
 import tiny
 
-from hopfax.train.adversarial import Ball, augmented, augmented_over, freelb, pgd
+from hopfax.train.adversarial import Ball, freelb, pgd, with_noise, with_noise_range
 from hopfax.train.evaluate import Noise, make_predictor, predict, robustness
 from hopfax.train.metrics import scores
 from hopfax.train.objectives import Batch, classification, task_loss
@@ -60,8 +60,8 @@ FIT, ADAMW = r"epochs >= 1.*; got \d+, \d+, \d seeds, \d and \d buckets", "adamw
         (partial(ball, pgd), {"num_steps": 0}, "num_steps must be >= 1, got 0"),
         (partial(ball, freelb), {"max_norm": -1.0}, "max_norm must be > 0, got -1"),
         (partial(ball, freelb), {"initial_norm": -0.1}, "initial_norm must be >= 0, got -0.1"),
-        (partial(augmented, OBJECTIVE), {"sigma": -1.0}, "sigma must be >= 0 and finite, got -1"),
-        (partial(augmented_over, OBJECTIVE), {"snr_db": (0, -6)}, r"low to high, got \(0, -6\)"),
+        (partial(with_noise, OBJECTIVE), {"sigma": -1.0}, "sigma must be >= 0 and finite, got -1"),
+        (partial(with_noise_range, OBJECTIVE), {"snr_db": (0, -6)}, r"low to high, got \(0, -6\)"),
         (noisy, {"site": "tokens"}, "site must be one of token, embedding, got 'tokens'"),
         (noisy, {"protocol": "match"}, "one of sigma, matched, per-token, got 'match'"),
         (noisy, {"level": -0.5}, "level must be >= 0 and finite, got -0.5"),

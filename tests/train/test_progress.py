@@ -31,10 +31,14 @@ def shown(monkeypatch, capsys):
         (
             [*((1.25, step, {}) for step in range(1, 10)), (1.0, 10, {"loss": 1.0})],
             10,
-            ["10%  0:00:11 left", "50%  0:00:06 left", "90%  0:00:01 left", "100%  done  loss 1"],
+            ["10%", "50%  0:00:06 left", "90%  0:00:01 left", "100%  done  loss 1"],
         ),
-        # The time left of a resumed run leaves out earlier work.
-        ([(1.0, 90, {"restart": True}), (10.0, 91, {})], 100, ["90%", "91%  0:01:30 left"]),
+        # The time left leaves out earlier work and the first update, which compiles.
+        (
+            [(1.0, 90, {"restart": True}), (10.0, 91, {}), (5.0, 92, {})],
+            100,
+            ["90%", "91%", "92%  0:00:40 left"],
+        ),
         ([(1.0, 0, {})], 0, ["100%  done"]),
     ],
 )
@@ -54,7 +58,7 @@ def test_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     with pytest.raises(RuntimeError), Progress(4) as progress:
         progress.title = "rte [mask]"
-        progress.part(1, 2)(0.5, loss=0.25)
+        progress.update(2, loss=0.25)
         progress._bar.refresh()
         raise RuntimeError
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())

@@ -99,7 +99,7 @@ def test_ctrl_c_or_a_preemption_saves_and_the_run_resumes_to_the_same_bits(tmp_p
             run(cut, interval=1e6)
         newest = max(int(path.name) for path in (cut / "checkpoints").iterdir())
         assert newest == tiny.records(cut / "metrics.jsonl")[-1]["step"]
-    assert not interrupt.requested()
+    assert not interrupt.is_requested()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     left = 1000
     assert_same_run(tmp_path, run(cut, interval=1e6), uninterrupted)

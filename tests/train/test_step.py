@@ -29,8 +29,8 @@ def test_a_chunk_is_its_single_steps_of_single_seeds():
     chunk = make_chunk(objective_of(MODEL), OPTIMIZER)
     states, metrics = chunk(donated, rows, picks, weights, KEYS)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
-    assert {leaf.shape for leaf in metrics} == {(STEPS, len(SEEDS))}
-    assert np.unique(metrics.loss).size == metrics.loss.size
+    assert {leaf.shape for leaf in metrics.values()} == {(STEPS, len(SEEDS))}
+    assert np.unique(metrics["loss"]).size == metrics["loss"].size
     assert states.step.tolist() == [STEPS, STEPS]
     for number in range(len(SEEDS)):
         state = tiny.take(start, number)
@@ -59,8 +59,8 @@ def test_dropout_keys_derive_from_seed_and_step_alone():
         state, (key,) = optimizer.init(params), seed_keys([seed])
         moved, metrics = step(TrainState(params, state, jnp.int32(number)), rows, key)
         assert moved.step == number + 1
-        np.testing.assert_allclose(metrics.gradient_norm, 50, rtol=1e-6)  # before clipping
-        return float(metrics.loss)
+        np.testing.assert_allclose(metrics["gradient_norm"], 50, rtol=1e-6)  # before clipping
+        return float(metrics["loss"])
 
     few, others = tiny.batch(2), tiny.batch(3, seed=1)
     assert drawn(23, 5, rows=few) == drawn(23, 5, rows=others, x=-2.0)

@@ -20,7 +20,7 @@ from hopfax.nn import precision, robertha, tinybert
 
 SECONDS, STEPS = 90, 4
 LEFT_OUT: dict[str, Callable[..., Any]] = {
-    "quick": lambda key: key,
+    "fast_key": lambda key: key,
     "by_groups": lambda fn, *arrays, **_: fn(*arrays),
     "flat_dot_general": jax.lax.dot_general,
 }
