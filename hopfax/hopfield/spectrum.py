@@ -6,6 +6,7 @@ None means all. Use `jax.vmap` for a batch.
 
 import math
 import warnings
+from functools import partial
 from typing import Literal, get_args
 
 import jax
@@ -56,9 +57,7 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     References:
         Robertha, Eq. 9.
     """
-    keys = jnp.asarray(keys)
-    shares = _eigenvalue_shares(_gram(keys, mask))
-    return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
+    return _key_spectrum(keys, mask)
 
 
 def eigen_entropy(
@@ -98,15 +97,7 @@ def eigen_entropy(
     References:
         Robertha, Eq. 10.
     """
-    keys = jnp.asarray(keys)
-    gram, width = _gram(keys, mask), keys.shape[1]
-    check_range(2, width=width)
-    if entropy not in get_args(Entropy):
-        raise ValueError(f"entropy must be one of {get_args(Entropy)}, got {entropy!r}")
-    nats = _shannon(_eigenvalue_shares(gram)) if entropy == "shannon" else _renyi2(gram)
-    normalized = nats / math.log(width)
-    # Rounding can take it above 1; the gradient stays.
-    return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
+    return _eigen_entropy(keys, mask, entropy)
 
 
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -132,7 +123,7 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     References:
         Robertha, Eq. 11. Its Tables 27 to 29 list other values than this formula gives.
     """
-    return jnp.exp(_shannon(key_spectrum(keys, mask=mask)))
+    return _effective_rank(keys, mask)
 
 
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -155,8 +146,7 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
         >>> round(float(hopfield.participation_ratio(keys)), 3)  # 1 / (0.8^2 + 0.2^2)
         1.471
     """
-    concentration = jnp.sum(jnp.square(key_spectrum(keys, mask=mask)))
-    return 1 / jnp.where(concentration == 0, 1, concentration)
+    return _participation_ratio(keys, mask)
 
 
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -182,9 +172,7 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
         >>> round(float(hopfield.gini(keys)), 3)  # (0.8 - 0.2) / 2
         0.3
     """
-    shares = key_spectrum(keys, mask=mask)
-    width = shares.shape[0]
-    return jnp.sum((width - 1 - 2 * jnp.arange(width, dtype=shares.dtype)) * shares) / width
+    return _gini(keys, mask)
 
 
 def esr_penalty(
@@ -237,7 +225,51 @@ def esr_penalty(
             f"{float(target):g}: the penalty only drives the entropy to the nearer end",
             stacklevel=2,
         )
-    return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
+    return _esr_penalty(keys, mask, entropy, target)
+
+
+# Compiled once per shape, for calls outside jit.
+@jax.jit
+def _key_spectrum(keys: Keys, mask: Mask) -> Float[Array, " width"]:
+    keys = jnp.asarray(keys)
+    shares = _eigenvalue_shares(_gram(keys, mask))
+    return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
+
+
+@partial(jax.jit, static_argnames="entropy")
+def _eigen_entropy(keys: Keys, mask: Mask, entropy: Entropy) -> Float[Array, ""]:
+    keys = jnp.asarray(keys)
+    gram, width = _gram(keys, mask), keys.shape[1]
+    check_range(2, width=width)
+    if entropy not in get_args(Entropy):
+        raise ValueError(f"entropy must be one of {get_args(Entropy)}, got {entropy!r}")
+    nats = _shannon(_eigenvalue_shares(gram)) if entropy == "shannon" else _renyi2(gram)
+    normalized = nats / math.log(width)
+    # Rounding can take it above 1; the gradient stays.
+    return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
+
+
+@jax.jit
+def _effective_rank(keys: Keys, mask: Mask) -> Float[Array, ""]:
+    return jnp.exp(_shannon(_key_spectrum(keys, mask)))
+
+
+@jax.jit
+def _participation_ratio(keys: Keys, mask: Mask) -> Float[Array, ""]:
+    concentration = jnp.sum(jnp.square(_key_spectrum(keys, mask)))
+    return 1 / jnp.where(concentration == 0, 1, concentration)
+
+
+@jax.jit
+def _gini(keys: Keys, mask: Mask) -> Float[Array, ""]:
+    shares = _key_spectrum(keys, mask)
+    width = shares.shape[0]
+    return jnp.sum((width - 1 - 2 * jnp.arange(width, dtype=shares.dtype)) * shares) / width
+
+
+@partial(jax.jit, static_argnames="entropy")
+def _esr_penalty(keys: Keys, mask: Mask, entropy: Entropy, target: Array) -> Float[Array, ""]:
+    return jnp.square(_eigen_entropy(keys, mask, entropy) - target)
 
 
 def _gram(keys: Keys, mask: Mask) -> Matrix:
