@@ -65,13 +65,13 @@ def energy(
         Robertha, Eq. 2, divided by $\beta$ and without its constant. In these units an update is
         a gradient step of size 1 for every $\beta$.
     """
-    check_range(0, ends="()", beta=beta)
+    _check(patterns, beta, state=state)
     return _energy(state, patterns, beta, mask)
 
 
 @jax.jit
 def _energy(state: Array, patterns: Array, beta: Array, mask: Array | None) -> Array:
-    state, (patterns, beta, mask) = _prepare(patterns, beta, mask, state=state)
+    state, (patterns, beta, mask) = _prepare(state, patterns, beta, mask)
     weights, _, largest = boltzmann(matmul(patterns, state), beta, mask)
     energy = 0.5 * jnp.sum(jnp.square(state)) - largest[0] - jnp.log(jnp.sum(weights)) / beta
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
@@ -113,13 +113,13 @@ def update(
     References:
         Robertha, Eq. 4.
     """
-    check_range(0, ends="()", beta=beta)
+    _check(patterns, beta, state=state)
     return _update(state, patterns, beta, mask)
 
 
 @jax.jit
 def _update(state: Array, patterns: Array, beta: Array, mask: Array | None) -> Array:
-    start, params = _prepare(patterns, beta, mask, state=state)
+    start, params = _prepare(state, patterns, beta, mask)
     return update_unchecked(params, start).astype(_dtype(state, start))
 
 
@@ -222,7 +222,7 @@ def retrieve(
         Robertha, Eqs. 7 and 8.
     """
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient)
-    check_range(0, ends="()", beta=beta)
+    _check(patterns, beta, query=query)
     return _retrieve(
         query,
         patterns,
@@ -240,7 +240,7 @@ def retrieve(
 def _retrieve(
     query: Array, patterns: Array, beta: Array, mask: Array | None, tol: Array, **options: Any
 ) -> FixedPoint:
-    start, params = _prepare(patterns, beta, mask, query=query)
+    start, params = _prepare(query, patterns, beta, mask)
     attractor = fixed_point(update_unchecked, params, start, tol=tol, min_steps=2, **options)
     return attractor._replace(value=attractor.value.astype(_dtype(query, start)))
 
@@ -276,7 +276,7 @@ def trajectory(
         ((6, 2), True)
     """
     check_count(1, num_steps=num_steps)
-    check_range(0, ends="()", beta=beta)
+    _check(patterns, beta, query=query)
     return _trajectory(query, patterns, beta, mask, num_steps=num_steps)
 
 
@@ -284,7 +284,7 @@ def trajectory(
 def _trajectory(
     query: Array, patterns: Array, beta: Array, mask: Array | None, *, num_steps: int
 ) -> Trajectory:
-    start, params = _prepare(patterns, beta, mask, query=query)
+    start, params = _prepare(query, patterns, beta, mask)
 
     def step(state: Array, _: None) -> tuple[Array, Array]:
         following = update_unchecked(params, state)
@@ -295,20 +295,24 @@ def _trajectory(
     return Trajectory(states, jax.vmap(_energy, (0, None, None, None))(states, *params))
 
 
-def _prepare(
-    patterns: Array, beta: Array, mask: Array | None, **state: Array
-) -> tuple[Array, Params]:
-    """Checks shapes and types, promotes arrays to at least float32, and zeroes padded rows."""
-    ((name, start),) = state.items()
-    start, patterns = jnp.asarray(start), jnp.asarray(patterns)
-    check_shapes(**{name: (start, "width")}, patterns=(patterns, "patterns width"))
+def _check(patterns: Array, beta: Beta, **states: Array) -> None:
+    vectors = {name: (state, "width") for name, state in states.items()}
+    check_shapes(**vectors, patterns=(patterns, "patterns width"))
     check_shapes(beta=(beta, ""))
-    dtype = real_type(start, patterns)
+    check_range(0, ends="()", beta=beta)
+
+
+def _prepare(
+    state: Array, patterns: Array, beta: Array, mask: Array | None
+) -> tuple[Array, Params]:
+    """Promotes arrays to at least float32, checks the mask, and zeroes padded rows."""
+    state, patterns = jnp.asarray(state), jnp.asarray(patterns)
+    dtype = real_type(state, patterns)
     patterns, mask = patterns.astype(dtype), check_mask(mask, patterns.shape[:1])
     if mask is not None:
         # Zero padded rows before the products, since 0 * nan is nan.
         patterns = jnp.where(mask[:, None], patterns, 0)
-    return start.astype(dtype), (patterns, jnp.asarray(beta, dtype), mask)
+    return state.astype(dtype), (patterns, jnp.asarray(beta, dtype), mask)
 
 
 def _dtype(argument: Array, state: Array) -> jnp.dtype:

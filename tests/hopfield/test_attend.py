@@ -11,10 +11,10 @@ from hopfax import hopfield
 
 BETA, KEYS = 0.8, 6
 # At most as many keys as the width iterate scores, others states.
-WIDTHS = pytest.mark.parametrize("width", [6, 3], ids=["scores", "states"])
+WIDTHS = pytest.mark.parametrize("width", [8, 3], ids=["scores", "states"])
 
 
-def head(rng, width=6):
+def head(rng, width=8):
     """Queries far from convergence, so that they differ in their steps."""
     shapes = (5, width), (KEYS, width), (KEYS, 2)
     queries, keys, values = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
