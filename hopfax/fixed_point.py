@@ -118,13 +118,11 @@ def fixed_point(
             raise TypeError(f"init must be floating, got {leaf.dtype}")
     tol = jnp.asarray(tol, _wide(init))
 
-    def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
-        change = stop(new, old) if callable(stop) else _change(new, old, stop)
-        return _unless_early(change.astype(_wide(new)), num_steps, min_steps)
-
+    measure = stop if callable(stop) else partial(_change, stop)
+    loop = (fn, measure, max_steps, min_steps)
     if effective_gradient(gradient, max_steps) == "unrolled":
-        return _unrolled(fn, measure, max_steps, params, init, tol)
-    result = _iterate(fn, measure, max_steps, *jax.lax.stop_gradient((params, init, tol)))
+        return _unrolled(*loop, params, init, tol)
+    result = _iterate(*loop, *jax.lax.stop_gradient((params, init, tol)))
     series = {"tol": relative_tol(tol, stop), "max_steps": adjoint_max_steps}
     return result._replace(value=at_fixed_point(fn, params, result.value, **series))
 
@@ -214,8 +212,8 @@ def _wide(x: PyTree) -> Any:
     return real_type(*jax.tree.leaves(x))
 
 
-@partial(jax.jit, static_argnames="stop")
-def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
+@partial(jax.jit, static_argnums=0)
+def _change(stop: Stop, new: PyTree, old: PyTree) -> Array:
     # Unit scale, as in the adjoint: the squares of a state of size 1e-25 would underflow.
     size = _largest((new, old))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
@@ -232,12 +230,6 @@ def relative_change(change: Array, norm: Array) -> Array:
 
 
 @jax.jit
-def _unless_early(change: Array, num_steps: Array, min_steps: Array) -> Array:
-    early = (num_steps < min_steps) & jnp.isfinite(change)
-    return jnp.where(early, jnp.finfo(change.dtype).max, change)
-
-
-@jax.jit
 def _start(leaves: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array, Array]:
     """Returns the number of steps, the residual, and whether to take a step, before the first."""
     zero = zero_of((leaves, init, tol))
@@ -247,19 +239,22 @@ def _start(leaves: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array,
 
 
 @jax.jit
-def _is_above(residual: Array, tol: Array) -> Array:
-    return (residual > tol) & jnp.isfinite(residual)
-
-
-@jax.jit
-def _is_within(residual: Array, tol: Array, num_steps: Array) -> Array:
-    return (residual <= tol) & jnp.isfinite(residual) & (num_steps > 0)
+def _judge(
+    change: Array, tol: Array, num_steps: Array, min_steps: Array
+) -> tuple[Array, Array, Array]:
+    """Returns the number of steps after one more, its residual, and whether to go on."""
+    num_steps = num_steps + 1
+    residual = change.astype(tol.dtype)
+    early = (num_steps < min_steps) & jnp.isfinite(residual)
+    residual = jnp.where(early, jnp.finfo(residual.dtype).max, residual)
+    return num_steps, residual, (residual > tol) & jnp.isfinite(residual)
 
 
 def _iterate(
     fn: Map,
-    measure: Callable[[PyTree, PyTree, Array], Array],
+    measure: Measure,
     max_steps: int,
+    min_steps: int,
     params: PyTree,
     init: PyTree,
     tol: Array,
@@ -268,14 +263,13 @@ def _iterate(
 ) -> FixedPoint:
     """Runs the loop of the forward pass or of the adjoint.
 
-    `measure(new, old, num_steps)` returns the size of a change. An unrolled loop can be
-    differentiated.
+    `measure(new, old)` returns the size of a change. An unrolled loop can be differentiated.
     """
 
     def advance(loop: _Loop) -> _Loop:
-        new, num_steps = fn(params, loop.value), loop.num_steps + 1
-        residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
-        return _Loop(new, num_steps, residual, _is_above(residual, tol))
+        new = fn(params, loop.value)
+        change = measure(*jax.lax.stop_gradient((new, loop.value)))
+        return _Loop(new, *_judge(change, tol, loop.num_steps, min_steps))
 
     def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
         keep = partial(jnp.where, loop.running)
@@ -297,19 +291,18 @@ def _iterate(
         loop = jax.lax.while_loop(
             lambda loop: loop.running & (loop.num_steps < max_steps), advance, loop
         )
-    converged = _is_within(loop.residual, tol, loop.num_steps)
+    converged = (loop.residual <= tol) & jnp.isfinite(loop.residual) & (loop.num_steps > 0)
     return FixedPoint(loop.value, loop.num_steps, loop.residual, converged)
 
 
 # Differentiation needs a scan of fixed length; otherwise, the loop ends at convergence.
-_unrolled = jax.custom_jvp(_iterate, nondiff_argnums=(0, 1, 2))
+_unrolled = jax.custom_jvp(_iterate, nondiff_argnums=(0, 1, 2, 3))
 
 
 @_unrolled.defjvp
-def _unrolled_jvp(
-    fn: Map, measure: Callable[..., Array], max_steps: int, primals: Any, tangents: Any
-) -> tuple[FixedPoint, FixedPoint]:
-    return jax.jvp(partial(_iterate, fn, measure, max_steps, unrolled=True), primals, tangents)
+def _unrolled_jvp(*arguments: Any) -> tuple[FixedPoint, FixedPoint]:
+    *loop, primals, tangents = arguments
+    return jax.jvp(partial(_iterate, *loop, unrolled=True), primals, tangents)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -342,6 +335,7 @@ class _Series(NamedTuple):
     term: PyTree
     total: PyTree
     size: Array
+    count: Array
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -374,11 +368,11 @@ def adjoint(
     _, pull = jax.vjp(partial(fn, params), value)
 
     def add_term(pull: Callable[[PyTree], tuple[PyTree]], series: _Series) -> _Series:
-        return _add(series.total, *pull(series.term))
+        return _add(series, *pull(series.term))
 
     first, unit = _scale(cotangent)
     tol = jnp.asarray(tol, _wide(cotangent))
-    solution = _iterate(add_term, _remainder, max_steps, pull, first, tol)
+    solution = _iterate(add_term, _remainder, max_steps, 1, pull, first, tol)
     return solution._replace(value=_sum_or_first(solution, cotangent, unit))
 
 
@@ -388,16 +382,17 @@ def _scale(cotangent: PyTree) -> tuple[_Series, Array]:
     unit = _largest(cotangent)
     unit = jnp.where(unit > 0, unit, 1)
     first = jax.tree.map(lambda x: x / unit, cotangent)
-    return _Series(first, first, _norm(first)), unit
+    return _Series(first, first, _norm(first), zero_of(first)), unit
 
 
 @jax.jit
-def _add(total: PyTree, term: PyTree) -> _Series:
-    return _Series(term, jax.tree.map(jnp.add, total, term), _norm(term))
+def _add(series: _Series, term: PyTree) -> _Series:
+    total = jax.tree.map(jnp.add, series.total, term)
+    return _Series(term, total, _norm(term), series.count + 1)
 
 
 @jax.jit
-def _remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
+def _remainder(new: _Series, old: _Series) -> Array:
     limits = jnp.finfo(new.size.dtype)
     ratio, total = new.size / jnp.maximum(old.size, limits.tiny), _norm(new.total)
     left = new.size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
@@ -405,7 +400,7 @@ def _remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
     left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
     left = jnp.where(new.size < limits.max**0.5, left, jnp.inf)
     # The first ratio does not show the decay if J^T removes most of the cotangent.
-    unknown = (num_terms == 1) & (new.size > 0)
+    unknown = (new.count == 1) & (new.size > 0)
     return jnp.where(unknown, jnp.maximum(left, 1), left)
 
 

@@ -118,20 +118,9 @@ def attend(
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
     readout_beta = beta if readout_beta is None else readout_beta
     check_range(0, ends="()", beta=beta, readout_beta=readout_beta)
-    return _attend(
-        queries,
-        keys,
-        values,
-        beta,
-        readout_beta,
-        mask,
-        tol,
-        max_steps=max_steps,
-        min_steps=min_steps,
-        gradient=effective_gradient(gradient, max_steps),
-        stop=stop,
-        adjoint_max_steps=adjoint_max_steps,
-    )
+    gradient = effective_gradient(gradient, max_steps)
+    options = (max_steps, min_steps, gradient, stop, adjoint_max_steps)
+    return _attend(queries, keys, values, beta, readout_beta, mask, tol, *options)
 
 
 # Outside jit, it is compiled once per shape.
@@ -144,7 +133,6 @@ def _attend(
     readout_beta: Array,
     mask: Array | None,
     tol: Array,
-    *,
     max_steps: int,
     min_steps: int,
     gradient: Gradient,

@@ -223,17 +223,8 @@ def retrieve(
     """
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient)
     _check(patterns, beta, query=query)
-    return _retrieve(
-        query,
-        patterns,
-        beta,
-        mask,
-        tol,
-        max_steps=max_steps,
-        gradient=gradient,
-        stop=stop,
-        adjoint_max_steps=adjoint_max_steps,
-    )
+    options: Any = {"gradient": gradient, "stop": stop, "adjoint_max_steps": adjoint_max_steps}
+    return _retrieve(query, patterns, beta, mask, tol, max_steps=max_steps, **options)
 
 
 @partial(jax.jit, static_argnames=("max_steps", "gradient", "stop", "adjoint_max_steps"))

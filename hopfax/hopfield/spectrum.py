@@ -6,8 +6,9 @@ None means all. Use `jax.vmap` for a batch.
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,15 @@ Keys = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
 Matrix = Float[Array, "side side"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def _compile(fn: Function, **options: Any) -> Function:
+    """Compiles a function once per shape, also for calls outside jit."""
+    return cast(Function, jax.jit(fn, **options))
+
+
+@_compile
 def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     r"""Computes the eigenvalues of the keys' centered covariance, as shares of its trace.
 
@@ -57,9 +66,12 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     References:
         Robertha, Eq. 9.
     """
-    return _key_spectrum(keys, mask)
+    keys = jnp.asarray(keys)
+    shares = _eigenvalue_shares(_gram(keys, mask))
+    return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
 
 
+@partial(_compile, static_argnames="entropy")
 def eigen_entropy(
     keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
 ) -> Float[Array, ""]:
@@ -97,9 +109,18 @@ def eigen_entropy(
     References:
         Robertha, Eq. 10.
     """
-    return _eigen_entropy(keys, mask, entropy)
+    keys = jnp.asarray(keys)
+    gram, width = _gram(keys, mask), keys.shape[1]
+    check_range(2, width=width)
+    if entropy not in get_args(Entropy):
+        raise ValueError(f"entropy must be one of {get_args(Entropy)}, got {entropy!r}")
+    nats = _shannon(_eigenvalue_shares(gram)) if entropy == "shannon" else _renyi2(gram)
+    normalized = nats / math.log(width)
+    # Rounding can take it above 1; the gradient stays.
+    return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
 
 
+@_compile
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
 
@@ -123,9 +144,10 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     References:
         Robertha, Eq. 11. Its Tables 27 to 29 list other values than this formula gives.
     """
-    return _effective_rank(keys, mask)
+    return jnp.exp(_shannon(key_spectrum(keys, mask=mask)))
 
 
+@_compile
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the effective number of directions with variance, $1 / \sum_j p_j^2$.
 
@@ -146,9 +168,11 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
         >>> round(float(hopfield.participation_ratio(keys)), 3)  # 1 / (0.8^2 + 0.2^2)
         1.471
     """
-    return _participation_ratio(keys, mask)
+    concentration = jnp.sum(jnp.square(key_spectrum(keys, mask=mask)))
+    return 1 / jnp.where(concentration == 0, 1, concentration)
 
 
+@_compile
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the Gini coefficient of the key spectrum.
 
@@ -172,7 +196,9 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
         >>> round(float(hopfield.gini(keys)), 3)  # (0.8 - 0.2) / 2
         0.3
     """
-    return _gini(keys, mask)
+    shares = key_spectrum(keys, mask=mask)
+    width = shares.shape[0]
+    return jnp.sum((width - 1 - 2 * jnp.arange(width, dtype=shares.dtype)) * shares) / width
 
 
 def esr_penalty(
@@ -225,51 +251,12 @@ def esr_penalty(
             f"{float(target):g}: the penalty only drives the entropy to the nearer end",
             stacklevel=2,
         )
-    return _esr_penalty(keys, mask, entropy, target)
-
-
-# Compiled once per shape, for calls outside jit.
-@jax.jit
-def _key_spectrum(keys: Keys, mask: Mask) -> Float[Array, " width"]:
-    keys = jnp.asarray(keys)
-    shares = _eigenvalue_shares(_gram(keys, mask))
-    return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
+    return _squared_distance(keys, mask, entropy, target)
 
 
 @partial(jax.jit, static_argnames="entropy")
-def _eigen_entropy(keys: Keys, mask: Mask, entropy: Entropy) -> Float[Array, ""]:
-    keys = jnp.asarray(keys)
-    gram, width = _gram(keys, mask), keys.shape[1]
-    check_range(2, width=width)
-    if entropy not in get_args(Entropy):
-        raise ValueError(f"entropy must be one of {get_args(Entropy)}, got {entropy!r}")
-    nats = _shannon(_eigenvalue_shares(gram)) if entropy == "shannon" else _renyi2(gram)
-    normalized = nats / math.log(width)
-    # Rounding can take it above 1; the gradient stays.
-    return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
-
-
-@jax.jit
-def _effective_rank(keys: Keys, mask: Mask) -> Float[Array, ""]:
-    return jnp.exp(_shannon(_key_spectrum(keys, mask)))
-
-
-@jax.jit
-def _participation_ratio(keys: Keys, mask: Mask) -> Float[Array, ""]:
-    concentration = jnp.sum(jnp.square(_key_spectrum(keys, mask)))
-    return 1 / jnp.where(concentration == 0, 1, concentration)
-
-
-@jax.jit
-def _gini(keys: Keys, mask: Mask) -> Float[Array, ""]:
-    shares = _key_spectrum(keys, mask)
-    width = shares.shape[0]
-    return jnp.sum((width - 1 - 2 * jnp.arange(width, dtype=shares.dtype)) * shares) / width
-
-
-@partial(jax.jit, static_argnames="entropy")
-def _esr_penalty(keys: Keys, mask: Mask, entropy: Entropy, target: Array) -> Float[Array, ""]:
-    return jnp.square(_eigen_entropy(keys, mask, entropy) - target)
+def _squared_distance(keys: Keys, mask: Mask, entropy: Entropy, target: Array) -> Array:
+    return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
 
 
 def _gram(keys: Keys, mask: Mask) -> Matrix:
