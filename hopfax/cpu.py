@@ -109,26 +109,18 @@ _THREEFRY = extend.define_prng_impl(
 )
 
 
-def by_groups(fn: Callable[..., Result], *arrays: PyTree, elements: int) -> Result:
-    """Maps `fn` over groups of texts that fit into the CPU's caches.
+def by_groups(fn: Callable[..., Result], *arrays: PyTree, size: int) -> Result:
+    """Returns `fn(*arrays)`, computed for groups of `size` texts, one after the other.
 
-    On a CPU an iteration over all texts at once streams its arrays through main memory in every
-    step. A group's arrays stay in the cache, its temporaries are as small as it is, and its loop
-    ends with its own slowest query. On other devices, and on several CPU devices, whose texts must
-    not be gathered, this is `fn(*arrays)`.
+    An iteration over all texts at once streams its arrays through main memory in every step. A
+    group's arrays stay in the cache, and its loop ends with its own slowest query.
 
     Args:
         fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
-        elements: Size of the largest array that `fn` makes of one text, if it works on several of
-            that size at once; less if on fewer.
-
-    Returns:
-        The result of `fn(*arrays)`.
+        size: A divisor of the number of texts, see `group_size`.
     """
     texts = jax.tree.leaves(arrays)[0].shape[0]
-    on_cpu = jax.default_backend() == "cpu" and jax.local_device_count() == 1
-    size = group_size(texts, elements=elements) if on_cpu else texts
     if size >= texts:
         return fn(*arrays)
     cut = jax.tree.map(lambda x: x.reshape(texts // size, size, *x.shape[1:]), arrays)
@@ -137,8 +129,17 @@ def by_groups(fn: Callable[..., Result], *arrays: PyTree, elements: int) -> Resu
 
 
 def group_size(texts: int, *, elements: int) -> int:
-    """Returns the largest divisor of `texts` whose arrays fit into the caches, at least 1."""
-    limit = usable_cores() * _PER_CORE // elements
+    """Returns the largest divisor of `texts` whose arrays fit into a CPU's caches, at least 1.
+
+    On other devices, and on several CPU devices, whose texts must not be gathered, this is `texts`.
+
+    Args:
+        texts: Number of texts.
+        elements: Size of the largest array that the function makes of one text.
+    """
+    if jax.default_backend() != "cpu" or jax.local_device_count() > 1:
+        return texts
+    limit = usable_cores() * _PER_CORE // max(1, elements)
     fitting = (size for size in range(1, texts + 1) if texts % size == 0 and size <= limit)
     return max(fitting, default=1)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hopfax.checks import check_count, check_range, check_shapes, real_type
+from hopfax.checks import check_count, check_range, check_shapes, is_traced, real_type
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
@@ -58,6 +58,9 @@ def fixed_point(
     All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently, each
     with its own number of steps.
 
+    Outside `jax.jit`, the loop runs in Python and compiles nothing, operation by operation unless
+    `fn` is jitted. Under `jax.vmap` outside `jax.jit`, every call compiles its loop.
+
     Args:
         fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
             over traced arrays; pass them in `params`.
@@ -105,28 +108,21 @@ def fixed_point(
         >>> round(float(value), 3), round(float(slope), 3)  # 1 / (1 - p), 1 / (1 - p)^2
         (2.0, 4.0)
     """
-    named = "relative" if callable(stop) else stop
-    check_stopping(tol, max_steps, adjoint_max_steps, stop=named, gradient=gradient)
+    name = "relative" if callable(stop) else stop
+    check_stopping(tol, max_steps, adjoint_max_steps, stop=name, gradient=gradient)
     check_count(1, min_steps=min_steps)
     check_shapes(tol=(tol, ""))
-    gradient = effective_gradient(gradient, max_steps)
     init = jax.tree.map(jnp.asarray, init)
-    if kinds := [
-        x.dtype for x in jax.tree.leaves(init) if not jnp.issubdtype(x.dtype, jnp.floating)
-    ]:
-        raise TypeError(f"init must be floating, got {kinds[0]}")
+    for leaf in jax.tree.leaves(init):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(f"init must be floating, got {leaf.dtype}")
     tol = jnp.asarray(tol, _wide(init))
 
-    def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
-        residual = stop(new, old) if callable(stop) else _change(new, old, stop)
-        residual = residual.astype(_wide(new))
-        early = (num_steps < min_steps) & jnp.isfinite(residual)
-        return jnp.where(early, jnp.finfo(residual.dtype).max, residual)
-
-    if gradient == "unrolled":
-        return _unrolled(fn, measure, max_steps, params, init, tol)
-    searched = jax.lax.stop_gradient((params, init, tol))
-    result = _iterate(fn, measure, max_steps, *searched)
+    measure = stop if callable(stop) else partial(_change, stop)
+    loop = (fn, measure, max_steps, min_steps)
+    if effective_gradient(gradient, max_steps) == "unrolled":
+        return _unrolled(*loop, params, init, tol)
+    result = _iterate(*loop, *jax.lax.stop_gradient((params, init, tol)))
     series = {"tol": relative_tol(tol, stop), "max_steps": adjoint_max_steps}
     return result._replace(value=at_fixed_point(fn, params, result.value, **series))
 
@@ -153,8 +149,8 @@ def at_fixed_point(
     """
     # Outside the custom rule, so that under `vmap` gradients of shared parameters are summed early;
     # inside, each query would keep its own copy.
-    applied = fn(params, jax.lax.stop_gradient(value))
-    return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _wide(value)))
+    image = fn(params, jax.lax.stop_gradient(value))
+    return _solve(fn, max_steps, image, value, params, jnp.asarray(tol, _wide(value)))
 
 
 def relative_tol(tol: Float[Array, "..."], stop: Stop | Measure) -> Float[Array, "..."]:
@@ -216,7 +212,8 @@ def _wide(x: PyTree) -> Any:
     return real_type(*jax.tree.leaves(x))
 
 
-def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
+@partial(jax.jit, static_argnums=0)
+def _change(stop: Stop, new: PyTree, old: PyTree) -> Array:
     # Unit scale, as in the adjoint: the squares of a state of size 1e-25 would underflow.
     size = _largest((new, old))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
@@ -232,10 +229,32 @@ def relative_change(change: Array, norm: Array) -> Array:
     return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
 
 
+@jax.jit
+def _start(leaves: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array, Array]:
+    """Returns the number of steps, the residual, and whether to take a step, before the first."""
+    zero = zero_of((leaves, init, tol))
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)]))
+    most = jnp.asarray(jnp.finfo(_wide(init)).max)
+    return zero, most + zero.astype(most.dtype), finite & (zero == 0)
+
+
+@jax.jit
+def _judge(
+    change: Array, tol: Array, num_steps: Array, min_steps: Array
+) -> tuple[Array, Array, Array]:
+    """Returns the number of steps after one more, its residual, and whether to go on."""
+    num_steps = num_steps + 1
+    residual = change.astype(tol.dtype)
+    early = (num_steps < min_steps) & jnp.isfinite(residual)
+    residual = jnp.where(early, jnp.finfo(residual.dtype).max, residual)
+    return num_steps, residual, (residual > tol) & jnp.isfinite(residual)
+
+
 def _iterate(
     fn: Map,
-    measure: Callable[[PyTree, PyTree, Array], Array],
+    measure: Measure,
     max_steps: int,
+    min_steps: int,
     params: PyTree,
     init: PyTree,
     tol: Array,
@@ -244,30 +263,27 @@ def _iterate(
 ) -> FixedPoint:
     """Runs the loop of the forward pass or of the adjoint.
 
-    `measure(new, old, num_steps)` returns the size of a change. An unrolled loop can be
-    differentiated.
+    `measure(new, old)` returns the size of a change. An unrolled loop can be differentiated.
     """
 
     def advance(loop: _Loop) -> _Loop:
-        new, num_steps = fn(params, loop.value), loop.num_steps + 1
-        residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
-        return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
+        new = fn(params, loop.value)
+        change = measure(*jax.lax.stop_gradient((new, loop.value)))
+        return _Loop(new, *_judge(change, tol, loop.num_steps, min_steps))
 
     def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
         keep = partial(jnp.where, loop.running)
         return jax.tree.map(keep, advance(loop), loop), None
 
     tol = jax.lax.stop_gradient(tol)
-    zero = zero_of((params, init, tol))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)]))
-    most = jnp.asarray(jnp.finfo(_wide(init)).max)
-    loop = _Loop(
-        value=jax.tree.map(lambda x: x + zero.astype(x.dtype), init),
-        num_steps=zero,
-        residual=most + zero.astype(most.dtype),
-        running=finite & (zero == 0),
-    )
-    if max_steps == 1:  # XLA fuses a single step, but no loop, with surrounding code
+    start = _start(*jax.lax.stop_gradient((jax.tree.leaves(params), init, tol)))
+    loop = _Loop(jax.tree.map(lambda x: x + start[0].astype(x.dtype), init), *start)
+    if not is_traced(loop.running):  # also where only derivatives are
+        for _ in range(max_steps):
+            if not loop.running:
+                break
+            loop = advance(loop)
+    elif max_steps == 1:  # XLA fuses a single step, but no loop, with surrounding code
         loop, _ = advance_running(loop, None)
     elif unrolled:
         loop, _ = jax.lax.scan(advance_running, loop, length=max_steps)
@@ -280,46 +296,46 @@ def _iterate(
 
 
 # Differentiation needs a scan of fixed length; otherwise, the loop ends at convergence.
-_unrolled = jax.custom_jvp(_iterate, nondiff_argnums=(0, 1, 2))
+_unrolled = jax.custom_jvp(_iterate, nondiff_argnums=(0, 1, 2, 3))
 
 
 @_unrolled.defjvp
-def _unrolled_jvp(
-    fn: Map, measure: Callable[..., Array], max_steps: int, primals: Any, tangents: Any
-) -> tuple[FixedPoint, FixedPoint]:
-    return jax.jvp(partial(_iterate, fn, measure, max_steps, unrolled=True), primals, tangents)
+def _unrolled_jvp(*arguments: Any) -> tuple[FixedPoint, FixedPoint]:
+    *loop, primals, tangents = arguments
+    return jax.jvp(partial(_iterate, *loop, unrolled=True), primals, tangents)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _solved(
-    fn: Map, max_steps: int, applied: PyTree, value: PyTree, params: PyTree, tol: Array
+def _solve(
+    fn: Map, max_steps: int, image: PyTree, value: PyTree, params: PyTree, tol: Array
 ) -> PyTree:
-    """Returns `value`; its cotangent reaches `applied` as the solution of the adjoint equation."""
+    """Returns `value`; its cotangent reaches `image` as the solution of the adjoint equation."""
     return value
 
 
-def _solved_forward(
-    fn: Map, max_steps: int, applied: PyTree, value: PyTree, params: PyTree, tol: Array
+def _solve_forward(
+    fn: Map, max_steps: int, image: PyTree, value: PyTree, params: PyTree, tol: Array
 ) -> tuple[PyTree, tuple[PyTree, PyTree, Array]]:
     return value, (value, params, tol)
 
 
-def _solved_backward(
-    fn: Map, max_steps: int, saved: tuple[PyTree, PyTree, Array], cotangent: PyTree
+def _solve_backward(
+    fn: Map, max_steps: int, residuals: tuple[PyTree, PyTree, Array], cotangent: PyTree
 ) -> tuple[PyTree, None, None, None]:
-    value, params, tol = saved
+    value, params, tol = residuals
     # Otherwise XLA may compute the cotangent early and hold it through the whole forward pass.
     cotangent = jax.lax.optimization_barrier(cotangent)
     return adjoint(fn, max_steps, params, value, cotangent, tol).value, None, None, None
 
 
-_solved.defvjp(_solved_forward, _solved_backward)
+_solve.defvjp(_solve_forward, _solve_backward)
 
 
 class _Series(NamedTuple):
     term: PyTree
     total: PyTree
     size: Array
+    count: Array
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -350,35 +366,52 @@ def adjoint(
         Jacobian-Free Backpropagation (2022), for $g$ alone.
     """
     _, pull = jax.vjp(partial(fn, params), value)
-    limits = jnp.finfo(_wide(cotangent))
+
+    def add_term(pull: Callable[[PyTree], tuple[PyTree]], series: _Series) -> _Series:
+        return _add(series, *pull(series.term))
+
+    first, unit = _scale(cotangent)
+    tol = jnp.asarray(tol, _wide(cotangent))
+    solution = _iterate(add_term, _remainder, max_steps, 1, pull, first, tol)
+    return solution._replace(value=_sum_or_first(solution, cotangent, unit))
+
+
+@jax.jit
+def _scale(cotangent: PyTree) -> tuple[_Series, Array]:
     # Unit scale: the squares of a cotangent of size 1e-20 would underflow to "no change".
     unit = _largest(cotangent)
     unit = jnp.where(unit > 0, unit, 1)
     first = jax.tree.map(lambda x: x / unit, cotangent)
+    return _Series(first, first, _norm(first), zero_of(first)), unit
 
-    def add_term(pull: Callable[[PyTree], tuple[PyTree]], series: _Series) -> _Series:
-        (term,) = pull(series.term)
-        return _Series(term, jax.tree.map(jnp.add, series.total, term), _norm(term))
 
-    def remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
-        ratio, total = new.size / jnp.maximum(old.size, limits.tiny), _norm(new.total)
-        left = new.size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
-        # The largest finite number if terms do not shrink, inf for nan or if a square overflows.
-        left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
-        left = jnp.where(new.size < limits.max**0.5, left, jnp.inf)
-        # The first ratio does not show the decay if J^T removes most of the cotangent.
-        unknown = (num_terms == 1) & (new.size > 0)
-        return jnp.where(unknown, jnp.maximum(left, 1), left)
+@jax.jit
+def _add(series: _Series, term: PyTree) -> _Series:
+    total = jax.tree.map(jnp.add, series.total, term)
+    return _Series(term, total, _norm(term), series.count + 1)
 
-    start = _Series(first, first, _norm(first))
-    tol = jnp.asarray(tol, limits.dtype)
-    solved = _iterate(add_term, remainder, max_steps, pull, start, tol)
-    # Not finite or still growing.
-    diverged = ~solved.converged & ~(solved.residual < limits.max)
-    total = jax.tree.map(
-        lambda total, g: jnp.where(diverged, g, total * unit), solved.value.total, cotangent
+
+@jax.jit
+def _remainder(new: _Series, old: _Series) -> Array:
+    limits = jnp.finfo(new.size.dtype)
+    ratio, total = new.size / jnp.maximum(old.size, limits.tiny), _norm(new.total)
+    left = new.size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
+    # The largest finite number if terms do not shrink, inf for nan or if a square overflows.
+    left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
+    left = jnp.where(new.size < limits.max**0.5, left, jnp.inf)
+    # The first ratio does not show the decay if J^T removes most of the cotangent.
+    unknown = (new.count == 1) & (new.size > 0)
+    return jnp.where(unknown, jnp.maximum(left, 1), left)
+
+
+@jax.jit
+def _sum_or_first(solution: FixedPoint, cotangent: PyTree, unit: Array) -> PyTree:
+    # The first term alone if the series is not finite or still grows.
+    most = jnp.finfo(solution.residual.dtype).max
+    diverges = ~solution.converged & ~(solution.residual < most)
+    return jax.tree.map(
+        lambda total, g: jnp.where(diverges, g, total * unit), solution.value.total, cotangent
     )
-    return solved._replace(value=total)
 
 
 @adjoint.defjvp

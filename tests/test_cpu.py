@@ -58,6 +58,8 @@ def test_a_group_is_the_largest_divisor_that_fits(monkeypatch):
     assert [size(32, cores) for cores in (1, 2, 3, 16, 64)] == [2, 4, 4, 32, 32]
     assert (size(30, 5), size(31, 4), size(0, 4)) == (10, 1, 1)
     assert size(32, 2, elements=2**20) == 1  # no text fits
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert size(32, 1) == 32
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])

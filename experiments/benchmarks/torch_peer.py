@@ -81,9 +81,17 @@ def attend(
     state, key, value = heads(layers, x, num_heads)
     scale = BETA * key.shape[-1] ** -0.5
     read = partial(F.scaled_dot_product_attention, attn_mask=bias_of(mask, x), scale=scale)
+    state = attractors(lambda state: read(state, key, key), state, mask, tol, max_steps)
+    return F.linear(joined(read(state, key, value)), **layers["out"]), joined(key)
+
+
+def attractors(
+    update: Callable[[Tensor], Tensor], state: Tensor, mask: Tensor, tol: float, max_steps: int
+) -> Tensor:
+    """Iterates each real query (batch, heads, tokens, width) until its relative change is small."""
     running = mask[:, None, :].expand(state.shape[:-1])
     for _ in range(max_steps):
-        following = read(state, key, key)
+        following = update(state)
         with torch.no_grad():
             change = torch.linalg.vector_norm(following - state, dim=-1)
             moving = change > tol * torch.linalg.vector_norm(state, dim=-1)
@@ -91,7 +99,7 @@ def attend(
         running = running & moving
         if not running.any():
             break
-    return F.linear(joined(read(state, key, value)), **layers["out"]), joined(key)
+    return state
 
 
 def bert(params: Params, ids: Tensor, mask: Tensor, *, dropout: float = 0.0) -> tuple[Tensor, None]:
@@ -252,24 +260,36 @@ def denoise(
 
 
 def retrieval(
-    inputs: Sequence[np.ndarray], max_steps: int, gradient: bool = False, *, fused: bool
+    inputs: Sequence[np.ndarray],
+    max_steps: int,
+    gradient: bool = False,
+    *,
+    fused: bool,
+    tol: float | None = None,
+    mask: np.ndarray | None = None,
 ) -> Callable[[], Any]:
-    """Products and softmax, or fused attention, `max_steps + 1` times."""
+    """Products and softmax, or fused attention, `max_steps + 1` times, or up to a tolerance."""
     queries, keys, values = map(on_device, inputs)
+    real = on_device(np.ones((len(queries), queries.shape[2]), bool) if mask is None else mask)
+    bias = None if mask is None else bias_of(real, queries)
     scale = BETA * keys.shape[-1] ** -0.5
     keys.requires_grad_(gradient)
     values.requires_grad_(gradient)
 
     def read(state: Tensor, values: Tensor) -> Tensor:
         if fused:
-            return F.scaled_dot_product_attention(state, keys, values, scale=scale)
-        return torch.softmax(scale * (state @ keys.mT), -1) @ values
+            return F.scaled_dot_product_attention(state, keys, values, bias, scale=scale)
+        scores = scale * (state @ keys.mT)
+        return torch.softmax(scores if bias is None else scores + bias, -1) @ values
 
     def run() -> Any:
         with torch.inference_mode(not gradient):
             state = queries
-            for _ in range(max_steps):
-                state = read(state, keys)
+            if tol is not None:
+                state = attractors(lambda state: read(state, keys), state, real, tol, max_steps)
+            else:
+                for _ in range(max_steps):
+                    state = read(state, keys)
             output = read(state, values)
             if gradient:
                 cotangent = output.detach()

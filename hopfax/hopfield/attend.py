@@ -2,8 +2,9 @@ r"""Hopfield attention: iterates all queries of a head, then reads out values.
 
 Each query takes the same steps as in `hopfax.hopfield.retrieve`. An update depends on the state
 $\xi$ only through its scores $s = K \xi$, which become $s' = K K^\top \mathrm{softmax}(\beta s)$.
-A step costs $n^2$ multiplications on scores and $2nd$ on states, so `attend` iterates scores if
-there are fewer than $2d$ keys and `min_steps > 1`, and states otherwise.
+A step costs $n^2$ multiplications a query on scores and $2nd$ on states, whose change is cheaper to
+measure, so `attend` iterates scores if
+there are at most $d$ keys and `min_steps > 1`, and states otherwise.
 """
 
 from functools import partial
@@ -28,11 +29,12 @@ from hopfax.fixed_point import (
 from hopfax.hopfield.retrieval import (
     Beta,
     Params,
-    check_beta,
+    boltzmann,
     matmul,
-    softmax,
     update_unchecked,
 )
+
+STATIC = ("max_steps", "min_steps", "gradient", "stop", "adjoint_max_steps")
 
 
 class Attention(NamedTuple):
@@ -116,27 +118,13 @@ def attend(
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
     readout_beta = beta if readout_beta is None else readout_beta
     check_range(0, ends="()", beta=beta, readout_beta=readout_beta)
-    return _attend(
-        queries,
-        keys,
-        values,
-        beta,
-        readout_beta,
-        mask,
-        tol,
-        max_steps=max_steps,
-        min_steps=min_steps,
-        gradient=effective_gradient(gradient, max_steps),
-        stop=stop,
-        adjoint_max_steps=adjoint_max_steps,
-    )
+    gradient = effective_gradient(gradient, max_steps)
+    options = (max_steps, min_steps, gradient, stop, adjoint_max_steps)
+    return _attend(queries, keys, values, beta, readout_beta, mask, tol, *options)
 
 
 # Outside jit, it is compiled once per shape.
-@partial(
-    jax.jit,
-    static_argnames=("max_steps", "min_steps", "gradient", "stop", "adjoint_max_steps"),
-)
+@partial(jax.jit, static_argnames=STATIC)
 def _attend(
     queries: Array,
     keys: Array,
@@ -145,7 +133,6 @@ def _attend(
     readout_beta: Array,
     mask: Array | None,
     tol: Array,
-    *,
     max_steps: int,
     min_steps: int,
     gradient: Gradient,
@@ -168,17 +155,19 @@ def _attend(
     if not jnp.issubdtype(values.dtype, jnp.floating):
         values = values.astype(real_type(values, queries, keys))
     product = partial(matmul, preferred_element_type=dtype)
-    beta = check_beta(beta, dtype)
+    check_shapes(beta=(beta, ""))
+    check_shapes(readout_beta=(readout_beta, ""))
+    beta, readout_beta = jnp.asarray(beta, dtype), jnp.asarray(readout_beta, dtype)
     scores = product(queries, keys.T)
     tol = jnp.asarray(tol, dtype)
     if tol.ndim:
         check_shapes(queries=(queries, "queries width"), tol=(tol, "queries"))
     count, width = keys.shape
-    few_keys = isinstance(count, int) and count < 2 * width  # it is a symbol under `jax.export`
+    few_keys = isinstance(count, int) and count <= width  # it is a symbol under `jax.export`
     by_scores = max_steps > 0 and min_steps > 1 and few_keys
     if by_scores:  # together with the weights that produced them, zeros at the start
         params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
-        step, change, scores_map = _weighted, _change_of_scores, _through_gram
+        step, change, scores_map = _step, _change_of_scores, _through_gram
     else:
         params, start = (keys.astype(dtype), beta, mask), queries.astype(dtype)
         step, change, scores_map = update_unchecked, _change_of_states, _through_states
@@ -190,7 +179,7 @@ def _attend(
             value=state.value[0] if by_scores else matmul(state.value, params[0].T)
         )
 
-    def settle(params: Params, scores: Array, tol: Array) -> Array:
+    def attach(params: Params, scores: Array, tol: Array) -> Array:
         return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
 
     each = (None, None, 0 if by_query else None), 0, 0 if tol.ndim else None
@@ -201,41 +190,43 @@ def _attend(
         retrieved = jax.vmap(search, each)(params, start, tol)
     else:
         retrieved = jax.vmap(search, each)(*jax.lax.stop_gradient((params, start)), tol)
-        settled = jax.vmap(settle, each)(params, retrieved.value, relative_tol(tol, stop))
-        retrieved = retrieved._replace(value=settled)
-    weights = softmax(retrieved.value, check_beta(readout_beta, dtype), mask).astype(values.dtype)
-    return Attention(
-        jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged
-    )
+        attached = jax.vmap(attach, each)(params, retrieved.value, relative_tol(tol, stop))
+        retrieved = retrieved._replace(value=attached)
+    weights, scale, _ = boltzmann(retrieved.value, readout_beta, mask)
+    weights = (weights * scale).astype(values.dtype)
+    return Attention(jnp.matmul(weights, values), *retrieved[1:])
 
 
-def _weighted(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
+def _step(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
     gram, beta, mask = params
-    weights = softmax(state[0], beta, mask)
+    weights, scale, _ = boltzmann(state[0], beta, mask)
     # In this order vmap needs no transpose; the matrix is symmetric.
-    return matmul(weights, gram), weights
+    return matmul(weights, gram) * scale, weights * scale
 
 
 def _through_gram(params: Params, scores: Array) -> Array:
-    return _weighted(params, (scores, scores))[0]
+    return _step(params, (scores, scores))[0]
 
 
 def _through_states(params: Params, scores: Array) -> Array:
     keys, beta, mask = params
-    return matmul(matmul(softmax(scores, beta, mask), keys), keys.T)
+    weights, scale, _ = boltzmann(scores, beta, mask)
+    return matmul(matmul(weights, keys) * scale, keys.T)
 
 
 def _change_of_states(stop: Stop, new: Array, old: Array) -> Array:
     # `fixed_point` also rescales before squaring, which takes a tenth of an evaluation's time.
-    return _change(stop, jnp.sum(jnp.square(new - old)), jnp.sum(jnp.square(old)))
+    return _change(stop, jnp.square(new - old), jnp.square(old))
 
 
 def _change_of_scores(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
     r"""$\|\xi' - \xi\|^2 = (p' - p)^\top (s' - s)$ and $\|\xi\|^2 = p^\top s$."""
-    return _change(stop, jnp.sum((new[1] - old[1]) * (new[0] - old[0])), jnp.sum(old[1] * old[0]))
+    return _change(stop, (new[1] - old[1]) * (new[0] - old[0]), old[1] * old[0])
 
 
-def _change(stop: Stop, *squares: Array) -> Array:
-    # Rounding can take the square of a tiny change below zero.
+def _change(stop: Stop, *terms: Array) -> Array:
+    # XLA sums products fast on CPUs if the sum is a product, too. Rounding can take the square of a
+    # tiny change below zero.
+    squares = (matmul(each, jnp.ones(each.shape, each.dtype)) for each in terms)
     change, norm = (jnp.sqrt(jnp.maximum(square, 0)) for square in squares)
     return relative_change(change, norm) if stop == "relative" else change

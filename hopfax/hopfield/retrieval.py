@@ -4,15 +4,14 @@ Functions take one query and one set of stored patterns; use `jax.vmap` for a ba
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from hopfax.checks import check_count, check_mask, check_range, check_shapes, real_type
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, check_stopping, fixed_point
 
 # With TF32, the default on GPUs, iterations stall and small eigenvalues are rounding errors.
 matmul = partial(jnp.matmul, precision="highest")
@@ -66,8 +65,14 @@ def energy(
         Robertha, Eq. 2, divided by $\beta$ and without its constant. In these units an update is
         a gradient step of size 1 for every $\beta$.
     """
-    state, (patterns, beta, mask) = _prepared(state, patterns, beta, mask, name="state")
-    weights, largest = _weights(matmul(patterns, state), beta, mask)
+    _check(patterns, beta, state=state)
+    return _energy(state, patterns, beta, mask)
+
+
+@jax.jit
+def _energy(state: Array, patterns: Array, beta: Array, mask: Array | None) -> Array:
+    state, (patterns, beta, mask) = _prepare(state, patterns, beta, mask)
+    weights, _, largest = boltzmann(matmul(patterns, state), beta, mask)
     energy = 0.5 * jnp.sum(jnp.square(state)) - largest[0] - jnp.log(jnp.sum(weights)) / beta
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
 
@@ -108,40 +113,39 @@ def update(
     References:
         Robertha, Eq. 4.
     """
-    start, params = _prepared(state, patterns, beta, mask, name="state")
-    return _update(params, start).astype(_kept(state, start))
+    _check(patterns, beta, state=state)
+    return _update(state, patterns, beta, mask)
+
+
+@jax.jit
+def _update(state: Array, patterns: Array, beta: Array, mask: Array | None) -> Array:
+    start, params = _prepare(state, patterns, beta, mask)
+    return update_unchecked(params, start).astype(_dtype(state, start))
 
 
 def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Array, " width"]:
-    """`update` with the patterns, beta and mask of `_prepared`."""
+    """`update` with the patterns, beta and mask of `_prepare`."""
     patterns, beta, mask = params
-    # In this order vmap gives one row of scores per state, as softmax and the next product read.
-    scores = matmul(state, patterns.T)
-    return matmul(softmax(scores, beta, mask), patterns)
+    # In this order vmap gives one row of scores per state, as the softmax and the products read.
+    weights, scale, _ = boltzmann(matmul(state, patterns.T), beta, mask)
+    return matmul(weights, patterns) * scale
 
 
-_update = jax.jit(update_unchecked)
+def boltzmann(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array, Array]:
+    """Returns Boltzmann weights, the scale of their softmax, and the largest score.
 
-
-def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
-    """Softmax of `beta * scores` over the real patterns; zeros if there are none."""
-    weights, largest = _weights(scores, beta, mask)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return weights * jnp.where(largest == _least(largest), 0, 1 / total)
-
-
-def _weights(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array]:
-    """Returns exp(beta * (scores - largest)), and the largest score: `_least` if none is real."""
-    scores = scores if mask is None else jnp.where(mask, scores, _least(scores))
+    The weights exp(beta * (scores - largest)) times the scale are the softmax over real patterns.
+    Without a real pattern, the scale is 0. XLA multiplies a product by it faster than the weights.
+    """
+    least = float(jnp.finfo(scores.dtype).min) / 2
+    scores = scores if mask is None else jnp.where(mask, scores, least)
     fixed = jax.lax.stop_gradient(scores)
     largest = jnp.max(fixed, axis=-1, keepdims=True, initial=-jnp.inf)
     best = (fixed >= largest) & jnp.isfinite(largest)
     # Subtracted before the product: the rounding error of beta * scores can exceed 1.
-    return exponentials(beta * (scores - largest), best), largest
-
-
-def _least(scores: Array) -> float:
-    return float(jnp.finfo(scores.dtype).min) / 2
+    weights = exponentials(beta * (scores - largest), best)
+    scale = jnp.where(largest == least, 0, 1 / jnp.sum(weights, axis=-1, keepdims=True))
+    return weights, scale, largest
 
 
 @jax.custom_jvp
@@ -157,13 +161,6 @@ def exponentials(logits: Array, best: Array) -> Array:
 def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     weights = exponentials(*primals)
     return weights, weights * tangents[0]
-
-
-# Outside jit, a loop would be compiled again in every call; this compiles once per shape.
-_iterate = jax.jit(
-    fixed_point,
-    static_argnames=("fn", "max_steps", "gradient", "stop", "min_steps", "adjoint_max_steps"),
-)
 
 
 def retrieve(
@@ -224,21 +221,19 @@ def retrieve(
     References:
         Robertha, Eqs. 7 and 8.
     """
-    check_shapes(tol=(tol, ""))
-    check_range(0, tol=tol)
-    start, params = _prepared(query, patterns, beta, mask)
-    attractor = _iterate(
-        update_unchecked,
-        params,
-        start,
-        tol=tol,
-        max_steps=max_steps,
-        min_steps=2,
-        gradient=gradient,
-        stop=stop,
-        adjoint_max_steps=adjoint_max_steps,
-    )
-    return attractor._replace(value=attractor.value.astype(_kept(query, start)))
+    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient)
+    _check(patterns, beta, query=query)
+    options: Any = {"gradient": gradient, "stop": stop, "adjoint_max_steps": adjoint_max_steps}
+    return _retrieve(query, patterns, beta, mask, tol, max_steps=max_steps, **options)
+
+
+@partial(jax.jit, static_argnames=("max_steps", "gradient", "stop", "adjoint_max_steps"))
+def _retrieve(
+    query: Array, patterns: Array, beta: Array, mask: Array | None, tol: Array, **options: Any
+) -> FixedPoint:
+    start, params = _prepare(query, patterns, beta, mask)
+    attractor = fixed_point(update_unchecked, params, start, tol=tol, min_steps=2, **options)
+    return attractor._replace(value=attractor.value.astype(_dtype(query, start)))
 
 
 def trajectory(
@@ -272,45 +267,46 @@ def trajectory(
         ((6, 2), True)
     """
     check_count(1, num_steps=num_steps)
-    return _walk(*_prepared(query, patterns, beta, mask), num_steps=num_steps)
+    _check(patterns, beta, query=query)
+    return _trajectory(query, patterns, beta, mask, num_steps=num_steps)
 
 
 @partial(jax.jit, static_argnames="num_steps")
-def _walk(start: Array, params: Params, *, num_steps: int) -> Trajectory:
+def _trajectory(
+    query: Array, patterns: Array, beta: Array, mask: Array | None, *, num_steps: int
+) -> Trajectory:
+    start, params = _prepare(query, patterns, beta, mask)
+
     def step(state: Array, _: None) -> tuple[Array, Array]:
         following = update_unchecked(params, state)
         return following, following
 
     _, visited = jax.lax.scan(step, start, length=num_steps)
     states = jnp.concatenate([start[None], visited])
-    patterns, beta, mask = params
-    energies = jax.vmap(lambda s: energy(s, patterns, beta=beta, mask=mask))(states)
-    return Trajectory(states, energies)
+    return Trajectory(states, jax.vmap(_energy, (0, None, None, None))(states, *params))
 
 
-def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
-    """Returns `beta` as an array; raises an error unless it is a positive scalar."""
+def _check(patterns: Array, beta: Beta, **states: Array) -> None:
+    vectors = {name: (state, "width") for name, state in states.items()}
+    check_shapes(**vectors, patterns=(patterns, "patterns width"))
     check_shapes(beta=(beta, ""))
     check_range(0, ends="()", beta=beta)
-    return jnp.asarray(beta, dtype)
 
 
-def _prepared(
-    state: Array, patterns: Array, beta: Beta, mask: Mask, *, name: str = "query"
+def _prepare(
+    state: Array, patterns: Array, beta: Array, mask: Array | None
 ) -> tuple[Array, Params]:
-    """Checks the arguments, promotes them to at least float32, and zeroes padded rows."""
+    """Promotes arrays to at least float32, checks the mask, and zeroes padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
-    check_shapes(**{name: (state, "width")}, patterns=(patterns, "patterns width"))
     dtype = real_type(state, patterns)
-    state, patterns = state.astype(dtype), patterns.astype(dtype)
-    mask = check_mask(mask, patterns.shape[:1])
+    patterns, mask = patterns.astype(dtype), check_mask(mask, patterns.shape[:1])
     if mask is not None:
         # Zero padded rows before the products, since 0 * nan is nan.
         patterns = jnp.where(mask[:, None], patterns, 0)
-    return state, (patterns, check_beta(beta, dtype), mask)
+    return state.astype(dtype), (patterns, jnp.asarray(beta, dtype), mask)
 
 
-def _kept(argument: Array, state: Array) -> jnp.dtype:
+def _dtype(argument: Array, state: Array) -> jnp.dtype:
     """Returns the argument's dtype if it is floating, else the state's."""
     dtype = jnp.asarray(argument).dtype
     return dtype if jnp.issubdtype(dtype, jnp.floating) else state.dtype

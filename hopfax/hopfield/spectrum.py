@@ -6,7 +6,9 @@ None means all. Use `jax.vmap` for a batch.
 
 import math
 import warnings
-from typing import Literal, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +22,15 @@ Keys = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
 Matrix = Float[Array, "side side"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
+
+def _compile(fn: Function, **options: Any) -> Function:
+    """Compiles a function once per shape, also for calls outside jit."""
+    return cast(Function, jax.jit(fn, **options))
+
+
+@_compile
 def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     r"""Computes the eigenvalues of the keys' centered covariance, as shares of its trace.
 
@@ -61,6 +71,7 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
 
 
+@partial(_compile, static_argnames="entropy")
 def eigen_entropy(
     keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
 ) -> Float[Array, ""]:
@@ -109,6 +120,7 @@ def eigen_entropy(
     return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
 
 
+@_compile
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
 
@@ -135,6 +147,7 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     return jnp.exp(_shannon(key_spectrum(keys, mask=mask)))
 
 
+@_compile
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the effective number of directions with variance, $1 / \sum_j p_j^2$.
 
@@ -159,6 +172,7 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     return 1 / jnp.where(concentration == 0, 1, concentration)
 
 
+@_compile
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the Gini coefficient of the key spectrum.
 
@@ -237,6 +251,11 @@ def esr_penalty(
             f"{float(target):g}: the penalty only drives the entropy to the nearer end",
             stacklevel=2,
         )
+    return _squared_distance(keys, mask, entropy, target)
+
+
+@partial(jax.jit, static_argnames="entropy")
+def _squared_distance(keys: Keys, mask: Mask, entropy: Entropy, target: Array) -> Array:
     return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
 
 

@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
 from hopfax.checks import check_count, check_range, check_shapes, full_mask
-from hopfax.cpu import by_groups, fast_key
+from hopfax.cpu import by_groups, fast_key, group_size
 from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
+from hopfax.hopfield.attend import STATIC
 from hopfax.nn.functional import Layer
 from hopfax.nn.precision import linear
 
@@ -244,28 +245,50 @@ class HopfieldAttention(Layer):
         self, query: Heads, key: Heads, value: Heads, real: Mask, seen: Seen
     ) -> hopfield.Attention:
         """Computes attention of projected queries over `seen` keys; padding takes one step."""
-        options = {
-            "beta": self.beta,
-            "readout_beta": self.readout_beta,
-            "max_steps": self.max_steps,
-            "min_steps": self.min_steps,
-            "gradient": self.gradient,
-            "stop": self.stop,
-            "adjoint_max_steps": max(1, self.max_steps),
-        }
-        if self.scope == "query" or self.max_steps == 0:
-            # The output at padding is not used, so one step is enough.
-            arrays = (query, key, value, seen, jnp.where(real, self.tol, jnp.inf))
-            tokens, width = key.shape[2:]
-            # With many tokens the core iterates states, with fewer arrays of this size at once.
-            elements = self.num_heads * tokens**2 // (4 if tokens >= 2 * width else 1)
-            heads = _each_head(partial(hopfield.attend, **options))
-            return by_groups(heads, *arrays, elements=max(1, elements))
-        together = partial(_attend_together, tol=self.tol, **options)
-        if self.scope == "batch":
-            return together(query, key, value, seen, real)
-        texts = (x[:, None] for x in (query, key, value, seen, real))  # batches of one text
-        return jax.tree.map(lambda x: x[:, 0], jax.vmap(together)(*texts))
+        return _attend_heads(
+            query,
+            key,
+            value,
+            seen,
+            real,
+            beta=self.beta,
+            readout_beta=self.readout_beta,
+            tol=self.tol,
+            max_steps=self.max_steps,
+            min_steps=self.min_steps,
+            gradient=self.gradient,
+            stop=self.stop,
+            adjoint_max_steps=max(1, self.max_steps),
+            scope=self.scope,
+            size=group_size(len(key), elements=key.shape[1] * key.shape[2] ** 2),
+        )
+
+
+# Outside jit, it is compiled once per shape.
+@partial(jax.jit, static_argnames=(*STATIC, "scope", "size"))
+def _attend_heads(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    seen: Seen,
+    real: Mask,
+    *,
+    tol: float,
+    max_steps: int,
+    scope: Scope,
+    size: int,
+    **options: Any,
+) -> hopfield.Attention:
+    options["max_steps"] = max_steps
+    if scope == "query" or max_steps == 0:
+        # The output at padding is not used, so one step is enough.
+        arrays = (query, key, value, seen, jnp.where(real, tol, jnp.inf))
+        return by_groups(_each_head(partial(hopfield.attend, **options)), *arrays, size=size)
+    together = partial(_attend_together, tol=tol, **options)
+    if scope == "batch":
+        return together(query, key, value, seen, real)
+    texts = (x[:, None] for x in (query, key, value, seen, real))  # batches of one text
+    return jax.tree.map(lambda x: x[:, 0], jax.vmap(together)(*texts))
 
 
 def _attend_together(

@@ -85,13 +85,17 @@ def test_forward_passes_agree(tiny, monkeypatch, rows):
     assert list(calls) == ["hopfax", "PyTorch"], "and their logits agree"
 
 
-@pytest.mark.parametrize(("steps", "tokens"), [(0, 5), (3, 17)])
-def test_retrievals_agree(steps, tokens):
+@pytest.mark.parametrize(
+    ("steps", "tokens", "tol"), [(0, 5, None), (3, 17, None), (50, 17, TOL), (4, 17, TOL)]
+)
+def test_retrievals_agree(steps, tokens, tol):
     inputs = retrieval.arrays(tokens, 8, 2)
-    expected = retrieval.retrieval(inputs, max_steps=steps)()
+    mask = np.ones((2, tokens), bool) if tol is None else retrieval.lengths(tokens, 8, 2)
+    expected = retrieval.retrieval(inputs, max_steps=steps, tol=tol or 0.0, mask=mask)()
     for fused in (False, True):
-        output = peer.retrieval(inputs, steps, fused=fused)()
-        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
+        output = peer.retrieval(inputs, steps, fused=fused, tol=tol, mask=mask)()
+        for real, *both in zip(mask, output, expected, strict=True):
+            np.testing.assert_allclose(*(x[:, real] for x in both), rtol=1e-4, atol=1e-5)
 
 
 def test_gradients_of_retrievals_agree_where_queries_have_converged():

@@ -10,11 +10,11 @@ import pytest
 from hopfax import hopfield
 
 BETA, KEYS = 0.8, 6
-# Fewer keys than twice the width iterate scores, others states.
-WIDTHS = pytest.mark.parametrize("width", [4, 3], ids=["scores", "states"])
+# At most as many keys as the width iterate scores, others states.
+WIDTHS = pytest.mark.parametrize("width", [8, 3], ids=["scores", "states"])
 
 
-def head(rng, width=4):
+def head(rng, width=8):
     """Queries far from convergence, so that they differ in their steps."""
     shapes = (5, width), (KEYS, width), (KEYS, 2)
     queries, keys, values = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
