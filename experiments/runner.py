@@ -9,13 +9,12 @@ Several processes can therefore work on one run; on an idle CPU, `fill` starts a
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
-import pickle
-import subprocess
+import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
@@ -94,7 +93,7 @@ def fill(
         def show(number: int, share: float, **shown: Any) -> None:
             shares[number] = share
             progress.title = f"[{number + 1}/{len(jobs)}] {jobs[number].title}"
-            progress.update(sum(shares.values()), **shown)
+            progress.update(sum(max(each, 0) for each in shares), **shown)
 
         waiting, before = [*range(len(jobs))], len(jobs) + 1
         while waiting and len(waiting) < before:
@@ -102,7 +101,7 @@ def fill(
             if is_running():  # then another turn follows
                 before = len(jobs) + 1
             for number in turn:
-                if number in shares and is_running():
+                if shares[number] >= 0 and is_running():
                     waiting.append(number)
                     continue
                 try:
@@ -118,8 +117,8 @@ def fill(
                 write(folder, tables, complete=len(done) == len(jobs))
             while waiting and is_running():
                 time.sleep(0.2)
-                number = max(waiting, key=lambda each: shares.get(each, -1))
-                show(number, shares.get(number, 0))
+                number = max(waiting, key=shares.__getitem__)
+                show(number, max(shares[number], 0))
     few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
     with contextlib.suppress(*few_rows):
         report.write_report(folder, page(folder))
@@ -134,16 +133,15 @@ def fill(
 @contextlib.contextmanager
 def second_process(
     config: Any, jobs: Sequence[Job]
-) -> Iterator[tuple[dict[int, float], Callable[[], bool]]]:
+) -> Iterator[tuple[MutableSequence[float], Callable[[], bool]]]:
     """Measures trials in a second process, from the last one on, if two or more are not trained.
 
     One model does not keep two cores busy, and compilation keeps only one. GPUs, smoke runs, whose
     compiler options are this process's own, and other jobs have no second process. It ends with the
     context, or by itself after this process; its models are the same to the bit.
 
-    Yields the shares that it has done, by number of the job, and whether it is running.
+    Yields the share of each job that it has done, -1 before its start, and whether it is running.
     """
-    shares: dict[int, float] = {}
     root = Path(getattr(config, "runs", "")) / "cells"
     trials = [
         (number, job)
@@ -152,47 +150,37 @@ def second_process(
     ]
     several = len(trials) > 1 and config.budget != "smoke"
     if not several or jax.default_backend() != "cpu" or jax.device_count() >= usable_cores():
-        yield shares, lambda: False
+        yield [-1.0] * len(jobs), lambda: False
         return
-    # In a session of its own: Ctrl-C is for this process, which then ends it by SIGTERM.
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from experiments import runner; runner.work()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdin and process.stdout
-    trials_in, shares_out = process.stdin, process.stdout
-
-    def follow() -> None:
-        with contextlib.suppress(BrokenPipeError), trials_in:
-            pickle.dump((sys.orig_argv, root, trials), trials_in)
-        for line in shares_out:
-            number, share = line.split()
-            shares[int(number)] = float(share)
-
-    reader = threading.Thread(target=follow, daemon=True)
-    reader.start()
+    context = multiprocessing.get_context("spawn")
+    shares = context.Array("d", [-1.0] * len(jobs), lock=False)
+    process = context.Process(target=work, args=(sys.orig_argv, root, trials, shares), daemon=True)
+    process.start()
     try:
-        yield shares, reader.is_alive
+        yield shares, process.is_alive
     finally:
         process.terminate()
-        process.wait()
-        reader.join()
-        shares_out.close()
+        process.join()
 
 
-def work() -> None:
-    """Runs in the second process: measures what `second_process` sends, and prints shares."""
-    sys.orig_argv, root, trials = pickle.load(sys.stdin.buffer)
-    parent = os.getppid()
+def work(
+    command: list[str],
+    root: Path,
+    trials: Sequence[tuple[int, Job]],
+    shares: MutableSequence[float],
+) -> None:
+    """Runs in the second process, silently: the first shows progress and repeats what failed."""
+    sys.orig_argv, parent = command, os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process then sends SIGTERM
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
 
     def on_progress(number: int, share: float, **_: Any) -> None:
+        shares[number] = share
         interrupt.check()
         if os.getppid() != parent:
             raise KeyboardInterrupt
-        print(number, share, flush=True)
 
     with contextlib.suppress(KeyboardInterrupt), interrupt.listen():
         for number, job in reversed(trials):

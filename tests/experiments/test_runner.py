@@ -230,7 +230,7 @@ def test_a_second_process_trains_the_same_model(cell, tmp_path, monkeypatch):
     flags = config(tmp_path)
     jobs = runner.jobs(flags, [trial("tinybert-mean"), trial()])
     with runner.second_process(replace(flags, budget="laptop"), jobs) as (shares, is_running):
-        while is_running() and shares.get(1, 0) < 1:
+        while is_running() and shares[1] < 1:
             time.sleep(0.05)
     assert shares[1] == 1 and (tmp_path / "cells" / jobs[1].cell).is_dir()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
