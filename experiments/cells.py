@@ -34,7 +34,6 @@ from experiments.rundir import LOCK, identifier, locked, plain, write_whole
 from hopfax import hopfield, nn
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
 from hopfax.nn import Encoder, Functional, Params
-from hopfax.nn.memory import denoised
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
@@ -214,16 +213,17 @@ def with_denoiser(cell: Cell, name: str) -> Cell:
         return cell
     prior = log_prior(cell.data)
     seeds, _, width = cell.params["tokens"]["embedding"].shape
-    memory = {"log_prior": jnp.broadcast_to(prior, (seeds, len(prior)))}
+    log_priors, log_scales = jnp.broadcast_to(prior, (seeds, len(prior))), jnp.zeros((seeds, width))
+    memory = {"log_prior": log_priors, "log_scale": log_scales}
     at_embedding = None
     if name == "memory":
-        memory["log_scale"] = jnp.zeros((seeds, width))
         model = nn.with_memory(cell.model)
         if "norm" in cell.params:
             after = nn.with_memory(cell.model, site="embedding")
             at_embedding = make_predictor(after, sharding=cell.predictor.sharding)
     else:
-        model = _with_baseline(cell.model, {"nearest": nearest, "linear": wiener}[name])
+        one = {"nearest": nearest, "linear": wiener}[name]
+        model = nn.with_memory(cell.model, denoise=functools.partial(_denoise_all, one))
     return cell._replace(
         model=model,
         params={**cell.params, "memory": memory},
@@ -234,15 +234,16 @@ def with_denoiser(cell: Cell, name: str) -> Cell:
     )
 
 
-def _with_baseline(model: Functional[Encoder], denoise: Callable[..., Any]) -> Functional[Encoder]:
-    """Applies `denoise(vector, table, log_prior)` to every token vector, as `nn.with_memory`."""
-
-    def recall(memory: Params, network: Encoder, tokens: jax.Array, types: Any) -> jax.Array:
-        table = network.embedding_scale * network.tokens.embedding[...]
-        one = functools.partial(denoise, table=table, log_prior=memory["log_prior"])
-        return jax.vmap(jax.vmap(one))(tokens)
-
-    return model._replace(apply=denoised(model, "token", recall))
+def _denoise_all(
+    one: Callable[..., jax.Array],
+    tokens: jax.Array,
+    table: jax.Array,
+    *,
+    log_prior: jax.Array,
+    **unused: Any,
+) -> jax.Array:
+    """Applies `one(vector, table, log_prior)` to every token vector."""
+    return jax.vmap(jax.vmap(functools.partial(one, table=table, log_prior=log_prior)))(tokens)
 
 
 def nearest(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:

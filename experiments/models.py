@@ -357,7 +357,7 @@ def _with_fixed_memory(
     remembering = with_memory(model)
 
     def apply(params: Any, *inputs: Any, **options: Any) -> Any:
-        memory = {"log_prior": log_prior}
+        memory = {"log_prior": log_prior, "log_scale": np.zeros(model.config.width, np.float32)}
         return remembering.apply({**params, "memory": memory}, *inputs, **options)
 
     return model._replace(apply=apply)

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
 from hopfax.hub import local_path, model_folder, read_json
 from hopfax.nn import (
     Encoder,
+    EncoderConfig,
     Functional,
     HopfieldAttention,
     Params,
@@ -43,7 +45,7 @@ from hopfax.nn import (
 )
 from hopfax.nn.encoder import Site
 from hopfax.nn.finetune import family_config, tensor_names
-from hopfax.nn.functional import named_leaves
+from hopfax.nn.functional import flatten
 from hopfax.nn.memory import initial_memory
 from hopfax.nn.tensor_files import (
     joined,
@@ -58,7 +60,7 @@ from hopfax.optional import optional_import
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
 Text = str | tuple[str, str]
-_ENCODERS = {each.__name__: each for each in (Encoder, UniversalEncoder)}
+_ENCODERS = {each.settings.__name__: each for each in (Encoder, UniversalEncoder)}
 _ATTENTION = {each.__name__: each for each in (SoftmaxAttention, HopfieldAttention)}
 
 
@@ -115,29 +117,29 @@ class Classifier:
         self.model, self.params, self.vocabulary = model, params, vocabulary
         self.labels = tuple(labels)
         present, expected = (
-            {name: leaf.shape for name, leaf in named_leaves(tree).items()}
+            {name: leaf.shape for name, leaf in flatten(tree).items()}
             for tree in (params, jax.eval_shape(model.init, jax.random.key(0)))
         )
         if problems := mismatches(present, expected):
             more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
             raise ValueError(f"params must be of one seed of the model: {problems[0]}{more}")
-        for name, leaf in named_leaves(params).items():
+        for name, leaf in flatten(params).items():
             if leaf.dtype not in (jnp.float32, jnp.float64):
                 raise ValueError(
                     f"params must be float32, got {leaf.dtype} for {name}; for lower "
                     "precision, see hopfax.nn.with_precision"
                 )
-        self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
-        if len(self.labels) != self.config["num_outputs"] or len(self.labels) < 2:
+        self.config: EncoderConfig = model.config
+        outputs, most = self.config.num_outputs, self.config.vocab_size
+        if len(self.labels) != outputs or len(self.labels) < 2:
             raise ValueError(
-                f"labels must name the model's {self.config['num_outputs']} outputs, at least two, "
-                f"got {len(self.labels)}"
+                f"labels must name the model's {outputs} outputs, at least two, got "
+                f"{len(self.labels)}"
             )
         if not all(isinstance(label, str) for label in self.labels):
             raise ValueError(f"labels must be strings, got {reprlib.repr(self.labels)}")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels must be distinct, got {', '.join(self.labels)}")
-        most = self.config["vocab_size"]
         least = math.ceil(fewest_tokens(most))
         if not least <= vocabulary.size <= most:
             raise ValueError(
@@ -167,10 +169,10 @@ class Classifier:
             ValueError: There are no texts, one is empty or not valid Unicode, or an output is not
                 finite.
         """
-        longest = self.config["max_length"]
+        longest = self.config.max_length
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)
         edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
-        if self.model.apply(self.params, method=lambda net: net.stores_padding):
+        if self.config.stores_padding:
             edges = (longest,)
         buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
@@ -200,7 +202,7 @@ class Classifier:
                 `hopfax.nn.with_memory`.
         """
         model = with_memory(self.model, site=site, sigma=sigma)
-        memory = initial_memory(self.params["tokens"]["embedding"], sigma)
+        memory = initial_memory(self.config.vocab_size, self.config.width, sigma)
         if log_prior is not None:
             prior = np.asarray(log_prior, np.float32)
             if not (prior < np.inf).all() or not np.isfinite(prior).any():
@@ -226,7 +228,7 @@ class Classifier:
             ValueError: The attention is not of `hopfax.nn`.
         """
         folder = local_path(folder)
-        if (name := self.config["attention"]["name"]) not in _ATTENTION:
+        if (name := self.config.attention["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
@@ -246,27 +248,23 @@ class Classifier:
             raise
 
     def _write(self, folder: Path) -> None:
-        kind, memory = self.model.apply(
-            self.params, method=lambda net: (type(net).__name__, next(iter(net.memory), None))
-        )
         # Other libraries take positions and token types from the tokens.
         encoder, tokens = self.config, self.vocabulary
-        alike = encoder["position_offset"] in (0, tokens.pad_id + 1)
-        alike &= encoder["separator"] in (None, tokens.sep_id)
-        plain = alike and kind == Encoder.__name__ and not memory
-        family = family_config(encoder) if plain else {}
+        alike = encoder.position_offset in (0, tokens.pad_id + 1)
+        alike &= encoder.separator in (None, tokens.sep_id)
+        family = family_config(encoder) if alike else {}
         config = {
             "model_type": "hopfax",
             "pad_token_id": tokens.pad_id,
             **family,
-            "vocab_size": encoder["vocab_size"],
+            "vocab_size": encoder.vocab_size,
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
-            "hopfax": {"class": kind, "memory": memory, **encoder},
+            "hopfax": {"class": type(encoder).__name__, **asdict(encoder)},
         }
         names = tensor_names(self.params, family)
         tensors = {
             names[leaf].name: np.ascontiguousarray(array.T if names[leaf].transposed else array)
-            for leaf, array in named_leaves(self.params).items()
+            for leaf, array in flatten(self.params).items()
         }
         weights = folder / "model.safetensors"
         optional_import("safetensors.numpy").save_file(tensors, weights, metadata={"format": "pt"})
@@ -275,11 +273,11 @@ class Classifier:
         tokenizer.save(str(folder / "tokenizer.json"))
         settings = {
             "pad_token": tokens.pad_token,
-            "model_max_length": encoder["max_length"],
+            "model_max_length": encoder.max_length,
             **tokenizer_settings(tokenizer),
         }
         for name, value in (("tokenizer_config", settings), ("config", config)):
-            text = json.dumps(value, indent=2, ensure_ascii=False)
+            text = json.dumps(value, indent=2, ensure_ascii=False, default=_number)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
         # `save_file` lets only the owner read its file.
         shutil.copymode(folder / "config.json", weights)
@@ -336,16 +334,16 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
     stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
     try:
         options = dict(document["hopfax"])
-        family = {} if document["model_type"] == "hopfax" else family_config(options)
         if (kind := options.pop("class", None)) not in _ENCODERS:
             raise ValueError(f"class must be {' or '.join(_ENCODERS)}, got {kind!r}")
-        build, memory = _ENCODERS[kind], options.pop("memory")
+        build, memory = _ENCODERS[kind], options.pop("memory", None)
         attention = dict(options.pop("attention"))
         layer = partial(_ATTENTION[attention.pop("name")], **attention)
         labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
         if (count := options.get("num_layers", 1)) > len(stored):
             raise ValueError(f"num_layers must be at most {len(stored)}, got {count}")
         model = functional(partial(build, **options, attention=layer))
+        family = {} if document["model_type"] == "hopfax" else family_config(model.config)
         if memory:
             sigma = 1.0 if "memory.log_sigma" in stored else None
             model = with_memory(model, site=memory, sigma=sigma)
@@ -356,7 +354,7 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
     names = tensor_names(shapes, family)
     expected = {
         names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
-        for leaf, like in named_leaves(shapes).items()
+        for leaf, like in flatten(shapes).items()
     }
     present = {name: tensor.shape for name, tensor in stored.items()}
     if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
@@ -371,6 +369,13 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
 
 def _same(params: Params, key: Any) -> Params:
     return params
+
+
+def _number(value: Any) -> Any:
+    """Returns the Python number of a NumPy scalar, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"options must be numbers, strings or None, got {value!r}")
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:

@@ -33,7 +33,7 @@ from hopfax.data import (
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer
 from hopfax.hub import local_path, model_folder, read_json
-from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
+from hopfax.nn import EncoderConfig, Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.nn.pooling import Pooling
 from hopfax.optional import optional_import
 from hopfax.train.evaluate import add_noise, rows_per_call
@@ -82,7 +82,7 @@ class TextEncoder:
         self.run = jax.jit(self._batch, static_argnums=0)
         if "hopfax" in read_json(folder / "config.json"):
             saved = Classifier.load(folder)
-            self.apply, self.params = saved.model.apply, saved.params
+            model, self.params = saved.model, saved.params
             self.vocabulary, self.labels = saved.vocabulary, saved.labels
         else:
             pretrained, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
@@ -94,18 +94,12 @@ class TextEncoder:
             self.labels = pretrained.labels
             outputs = None if self.labels else 1
             model = text_classifier(pretrained, outputs, separator=self.vocabulary.sep_id)
-            self.apply, self.params = model.apply, model.init(jax.random.key(0))
-        self.max_length, self.vocab_size, self.num_layers, self.memory, unmasked = self.apply(
-            self.params,
-            method=lambda net: (
-                net.max_length,
-                net.tokens.num_embeddings,
-                len(net.blocks),
-                next(iter(net.memory), None),
-                net.stores_padding,
-            ),
-        )
-        if unmasked:
+            self.params = model.init(jax.random.key(0))
+        self.apply = model.apply
+        config: EncoderConfig = model.config
+        self.max_length, self.vocab_size = config.max_length, config.vocab_size
+        self.num_layers, self.memory = config.num_layers, config.memory
+        if config.stores_padding:
             raise ValueError(
                 f"{folder}: the model must mask padding, as all but preset released do"
             )

@@ -25,6 +25,7 @@ from hopfax.nn.decoder import Decoder as Decoder
 from hopfax.nn.decoder import decoder as decoder
 from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
+from hopfax.nn.encoder import EncoderConfig as EncoderConfig
 from hopfax.nn.encoder import Encoding as Encoding
 from hopfax.nn.encoder import Perturbation as Perturbation
 from hopfax.nn.finetune import replace_attention as replace_attention

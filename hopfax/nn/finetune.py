@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
-from hopfax.nn.encoder import Attention, Encoder
+from hopfax.nn.encoder import Attention, Encoder, EncoderConfig
 from hopfax.nn.families import encoder_positions
-from hopfax.nn.functional import Compiled, Functional, Params, functional, named_leaves
+from hopfax.nn.functional import Compiled, Functional, Params, flatten, functional
 from hopfax.nn.pretrained import FAMILIES, Pretrained, PretrainedOutput, run_checked
 
 # Module of a loaded layer -> module of a `Block`'s attention.
@@ -162,16 +162,15 @@ def _run(
     types: Array,
     maps: bool,
 ) -> Any:
-    def run(network: Encoder) -> Any:
-        positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
-        first = network.embed(x, types, positions=positions)
-        if maps:
-            return network.attention_maps(first, mask)
-        states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
-        return PretrainedOutput(states[-1], states)
-
     classifier = _zeros(shapes["classifier"])  # without effect
-    return apply({**_loaded(shapes, params), "classifier": classifier}, method=run)
+    run = partial(apply, {**_loaded(shapes, params), "classifier": classifier})
+    offset = len(params["positions"]["weight"]) - len(shapes["positions"]["embedding"])
+    positions = jax.vmap(partial(encoder_positions, first=offset))(mask)
+    first = run(x, types, positions=positions, method="embed")
+    if maps:
+        return run(first, mask, method="attention_maps")
+    states = jnp.concatenate([first[None], run(first, mask, method="hidden_states")])
+    return PretrainedOutput(states[-1], states)
 
 
 class TensorName(NamedTuple):
@@ -181,39 +180,41 @@ class TensorName(NamedTuple):
     transposed: bool
 
 
-def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `config.json` of an `Encoder` that is a BERT or RoBERTa; {} for others.
+def family_config(encoder: EncoderConfig) -> dict[str, Any]:
+    """Returns the `config.json` of an encoder that is a BERT or RoBERTa; {} for others.
 
-    `encoder` is the encoder's `config`. Both have softmax attention, post-LN blocks and token
-    types; a BERT with two types has a separator, and a RoBERTa has a position offset. The head is
-    left out if the encoder pools by the mean.
+    Both have softmax attention, post-LN blocks and token types; a BERT with two types has a
+    separator, and a RoBERTa has a position offset. The head is left out if the encoder pools by the
+    mean.
     """
-    attention, offset = encoder["attention"], encoder["position_offset"]
-    separated = encoder["separator"] is not None
-    if not (
-        attention["name"] == "SoftmaxAttention"
-        and "num_heads" in attention
-        and not attention.get("causal")
-        and not encoder["norm_first"]
-        and encoder["embedding_norm"]
-        and encoder["embedding_scale"] == 1
-        and encoder["num_types"]
-        and (not separated if offset else separated or encoder["num_types"] == 1)
+    attention, offset = encoder.attention, encoder.position_offset
+    separated = encoder.separator is not None
+    if (
+        type(encoder) is not EncoderConfig
+        or encoder.memory
+        or attention["name"] != "SoftmaxAttention"
+        or "num_heads" not in attention
+        or attention.get("causal")
+        or encoder.norm_first
+        or not encoder.embedding_norm
+        or encoder.embedding_scale != 1
+        or not encoder.num_types
+        or (separated if offset else not separated and encoder.num_types > 1)
     ):
         return {}
-    head = encoder["pooling"] == "cls"
+    head = encoder.pooling == "cls"
     name = "Roberta" if offset else "Bert"
     return {
         "model_type": name.lower(),
         "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
-        "hidden_size": encoder["width"],
-        "num_hidden_layers": encoder["num_layers"],
+        "hidden_size": encoder.width,
+        "num_hidden_layers": encoder.num_layers,
         "num_attention_heads": attention["num_heads"],
-        "intermediate_size": encoder["ff_width"],
-        "max_position_embeddings": encoder["max_length"] + offset,
-        "type_vocab_size": encoder["num_types"],
-        "layer_norm_eps": encoder["epsilon"],
-        "hidden_act": "gelu",
+        "intermediate_size": encoder.ff_width,
+        "max_position_embeddings": encoder.max_length + offset,
+        "type_vocab_size": encoder.num_types,
+        "layer_norm_eps": encoder.epsilon,
+        "hidden_act": encoder.activation,
         # RoBERTa counts positions from the padding token's id.
         **({"pad_token_id": offset - 1} if offset else {}),
     }
@@ -222,7 +223,7 @@ def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
 def tensor_names(params: Params, family: Mapping[str, Any]) -> dict[str, TensorName]:
     """Returns the tensor of each parameter, in the layout that `family_config` describes."""
     if not family:
-        return {leaf: TensorName(leaf, False) for leaf in named_leaves(params)}
+        return {leaf: TensorName(leaf, False) for leaf in flatten(params)}
     described = FAMILIES[family["model_type"]]
     head = "pooler" in params
     modules = {}
@@ -235,7 +236,7 @@ def tensor_names(params: Params, family: Mapping[str, Any]) -> dict[str, TensorN
             modules[own] = prefix + module.format(number)
     modules.setdefault("classifier", "classifier")
     names = {}
-    for leaf in named_leaves(params):
+    for leaf in flatten(params):
         module, kind = leaf.rsplit(".", 1)
         suffix = "bias" if kind == "bias" else "weight"
         names[leaf] = TensorName(f"{modules[module]}.{suffix}", kind == "kernel")

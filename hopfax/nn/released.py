@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.encoder import Encoder, Perturbation
-from hopfax.nn.functional import Functional, Params, named_leaves
+from hopfax.nn.functional import Functional, Params, flatten
 from hopfax.nn.models import robertha
 from hopfax.nn.tensor_files import Shape, mismatches
 
@@ -136,7 +136,7 @@ def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder])
         ValueError: Names do not correspond one to one, or shapes differ.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = named_leaves(shapes)
+    leaves = flatten(shapes)
     # PyTorch stores matrices as (out, in).
     transposed = {_stored_name(path): path.endswith("kernel") for path in leaves}
     expected: dict[str, Shape | None] = {

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from hopfax.nn.functional import named_leaves
+from hopfax.nn.functional import flatten
 
 
 class CheckpointWarning(UserWarning):
@@ -95,7 +95,7 @@ class Checkpoints:
         """
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
-        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree, "/").items()}
+        arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree, "/").items()}
         checksum = ocp.args.JsonSave({"crc32": _checksum(arrays)})
         if step in self._manager.all_steps():
             self._manager.delete(step)
@@ -134,7 +134,7 @@ class Checkpoints:
             except Exception as error:
                 damaged[step] = f"\n  {path}: {_first_line(error)}"
                 continue
-            targets = named_leaves(like, "/")
+            targets = flatten(like, "/")
             # Earlier checkpoints would not fit either.
             if misfit := _differences(_shapes(arrays), _shapes(targets)):
                 raise ValueError(
@@ -200,7 +200,7 @@ class Checkpoints:
         if stored != config:
             raise ValueError(
                 f"{self.folder} belongs to a run with another configuration (stored → given):"
-                f"{_differences(named_leaves(stored, '/'), named_leaves(config, '/'))}\n"
+                f"{_differences(flatten(stored, '/'), flatten(config, '/'))}\n"
                 "Restore these settings to resume that run, or choose another folder."
             )
 

@@ -83,7 +83,7 @@ def init_states(
         params = model.init(key)
         return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    return jax.jit(jax.vmap(init))(seed_keys(seeds))
+    return jax.vmap(init)(seed_keys(seeds))  # compiles only the draws, once for each shape
 
 
 def seed_keys(seeds: Sequence[int]) -> Array:

@@ -84,7 +84,7 @@ def white_box(
         raise ValueError(f"max_length must be in [5, {positions}], got {max_length}")
     tokenizer, bare = text_tokenizer(vocabulary), text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-    one_length = model.apply(params, method=lambda network: network.stores_padding)
+    one_length = model.config.stores_padding
     edges = (*(edge for edge in lengths if edge < max_length and not one_length), max_length)
 
     def run(
@@ -154,7 +154,7 @@ def _compiled(
         # Rows are independent, so the gradient of the sum is each row's gradient.
         (_, outputs), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
         # In units of the table, which the model scales.
-        gradient *= run(method=lambda network: network.embedding_scale)
+        gradient *= model.config.embedding_scale
         return *outputs, gradient.reshape(*batch.ids.shape, -1)
 
     return program
