@@ -44,16 +44,17 @@ from hopfax.nn import (
     with_memory,
 )
 from hopfax.nn.encoder import Site
-from hopfax.nn.finetune import family_config, tensor_names
+from hopfax.nn.families import FAMILIES, Family, encoder_leaves, family_config
 from hopfax.nn.functional import flatten
 from hopfax.nn.memory import initial_memory
 from hopfax.nn.tensor_files import (
-    joined,
+    Leaf,
+    full_name,
+    leaves_of,
+    list_tensors,
     mismatches,
-    read_stack,
+    read_params,
     sha256,
-    stored_tensors,
-    wrong_dtypes,
 )
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.optional import optional_import
@@ -261,10 +262,15 @@ class Classifier:
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
             "hopfax": {"class": type(encoder).__name__, **asdict(encoder)},
         }
-        names = tensor_names(self.params, family)
+        described = FAMILIES.get(config["model_type"])
+        leaves = _leaves(self.params, described)
+        # Models without a head have no prefix, either.
+        prefix = described.prefix if described and "pooler" in self.params else ""
         tensors = {
-            names[leaf].name: np.ascontiguousarray(array.T if names[leaf].transposed else array)
-            for leaf, array in flatten(self.params).items()
+            full_name(leaf.names[0], prefix): np.ascontiguousarray(
+                array.T if leaf.transposed else array
+            )
+            for leaf, array in zip(leaves.values(), jax.tree.leaves(self.params), strict=True)
         }
         weights = folder / "model.safetensors"
         optional_import("safetensors.numpy").save_file(tensors, weights, metadata={"format": "pt"})
@@ -331,7 +337,7 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
     checksum = folder / f"{weights.name}.sha256"
     if checksum.exists() and checksum.read_bytes().split()[:1] != [sha256(weights).encode()]:
         raise ValueError(f"{weights} is damaged: its SHA-256 differs from {checksum.name}")
-    stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
+    names = {tensor.name for tensor in list_tensors(folder)}
     try:
         options = dict(document["hopfax"])
         if (kind := options.pop("class", None)) not in _ENCODERS:
@@ -340,31 +346,24 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
         attention = dict(options.pop("attention"))
         layer = partial(_ATTENTION[attention.pop("name")], **attention)
         labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
-        if (count := options.get("num_layers", 1)) > len(stored):
-            raise ValueError(f"num_layers must be at most {len(stored)}, got {count}")
+        if (count := options.get("num_layers", 1)) > len(names):
+            raise ValueError(f"num_layers must be at most {len(names)}, got {count}")
         model = functional(partial(build, **options, attention=layer))
-        family = {} if document["model_type"] == "hopfax" else family_config(model.config)
         if memory:
-            sigma = 1.0 if "memory.log_sigma" in stored else None
+            sigma = 1.0 if "memory.log_sigma" in names else None
             model = with_memory(model, site=memory, sigma=sigma)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = repr(error) if isinstance(error, KeyError) else error
         raise ValueError(f"{folder / 'config.json'} cannot be used: {reason}") from error
-    names = tensor_names(shapes, family)
-    expected = {
-        names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
-        for leaf, like in flatten(shapes).items()
-    }
-    present = {name: tensor.shape for name, tensor in stored.items()}
-    if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
-        raise ValueError(f"{folder}: {joined(problems)}")
-    arrays = [
-        read_stack([stored[name]], transposed=transposed, dtype=like.dtype)[0]
-        for (name, transposed), like in zip(names.values(), jax.tree.leaves(shapes), strict=True)
-    ]
-    params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
+    family = FAMILIES.get(document["model_type"])
+    arrays = read_params(folder, _leaves(shapes, family), prefix=family.prefix if family else "")
+    params = jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
     return model, params, read_tokenizer(folder), labels
+
+
+def _leaves(params: Params, family: Family | None) -> dict[str, Leaf]:
+    return leaves_of(params) if family is None else encoder_leaves(params, family)
 
 
 def _same(params: Params, key: Any) -> Params:

@@ -102,23 +102,30 @@ class SoftmaxAttention(Layer):
     def attend(self, x: Tokens, mask: AnyMask | None = None, *, key: Key = None) -> AttentionOutput:
         """Returns new token vectors and the keys, with dropout if a key is given."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        stored = _stored(x, seen)
+        stored = _zero_unseen(x, seen)
         keys, values = self.key(stored), _split(self.value(stored), self.num_heads)
-        weights = self._weights(x, keys, seen).astype(values.dtype)
-        mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
+        weights, totals = self._weights(x, keys, seen)
+        weights = dropout(key, weights.astype(values.dtype), self.dropout)
+        # Divided late: the sums are smaller than the weights.
+        mixed = (_weighted_sums(weights, values) / totals).astype(values.dtype)
         counts = jnp.zeros(values.shape[:-1], jnp.int32)
         return AttentionOutput(self.out(_join(mixed)), keys, counts, counts == 0)
 
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the attention weights; uniform for a query that sees no key."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        return self._weights(x, self.key(_stored(x, seen)), seen)
+        weights, totals = self._weights(x, self.key(_zero_unseen(x, seen)), seen)
+        return weights / totals
 
-    def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> Weights:
+    def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> tuple[Weights, Array]:
+        """Returns the weights times their totals, and these totals."""
         queries, stored = _split(self.query(x), self.num_heads), _split(keys, self.num_heads)
-        logits = stored.shape[-1] ** -0.5 * _scores(queries, stored)
+        scores = _scores(queries, stored)
         # Finite, so that a query that sees no key does not become nan.
-        return jax.nn.softmax(jnp.where(seen[:, None], logits, jnp.finfo(logits.dtype).min))
+        scores = jnp.where(seen[:, None], scores, jnp.finfo(scores.dtype).min)
+        most = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
+        weights = jnp.exp(stored.shape[-1] ** -0.5 * (scores - most))
+        return weights, weights.sum(-1, keepdims=True)
 
 
 class HopfieldAttention(Layer):
@@ -213,7 +220,7 @@ class HopfieldAttention(Layer):
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the weights of the read-out; zero for a query that sees no key."""
         x, *masks = self._inputs(x, mask)
-        key = _split(self.key(_stored(x, masks[-1])), self.num_heads)
+        key = _split(self.key(_zero_unseen(x, masks[-1])), self.num_heads)
         # With the identity as values, the output is the weights.
         identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
         return self.attend_heads(self._queries(x), key, identity, *masks).values
@@ -225,7 +232,7 @@ class HopfieldAttention(Layer):
     def attend(self, x: Tokens, mask: AnyMask | None = None) -> AttentionOutput:
         """Returns new token vectors, the keys, and each query's step count and convergence."""
         x, *masks = self._inputs(x, mask)
-        stored = _stored(x, masks[-1])
+        stored = _zero_unseen(x, masks[-1])
         keys, value = self.key(stored), _split(self.value(stored), self.num_heads)
         key = _split(keys, self.num_heads)
         heads = self.attend_heads(self._queries(x), key, value, *masks)
@@ -323,7 +330,7 @@ def _weighted_sums(weights: Weights, values: Heads) -> Heads:
     return jnp.einsum("bhqk,bhkd->bhqd", weights, values)
 
 
-def _stored(x: Tokens, seen: Seen) -> Tokens:
+def _zero_unseen(x: Tokens, seen: Seen) -> Tokens:
     """Zeroes tokens that no query sees: 0 * nan in them would reach others."""
     return jnp.where(seen.any(1)[..., None], x, 0) if seen.shape[1] > 1 else x
 
@@ -361,4 +368,4 @@ def _inputs(
     if causal:
         seen = seen & jnp.tri(tokens, dtype=bool)
     # 0 * nan in padding would reach real tokens.
-    return jnp.where(real[..., None], x, 0), real, seen
+    return jnp.where(real[..., None] | jnp.isfinite(x), x, 0), real, seen

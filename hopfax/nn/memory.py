@@ -139,6 +139,7 @@ def with_memory(
     if config.memory:
         raise ValueError("the model already has memory; memory at both sites is not supported")
     start = partial(initial_memory, config.vocab_size, config.width, sigma)
+    assert model.build
     build = partial(_add, model.build, partial(Memory, start, site=site, denoise=denoise))
     return functional(build)._replace(init=partial(_init, model.init, start))
 
