@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
@@ -39,7 +38,7 @@ from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
 from hopfax.train.sharding import Sharding
-from hopfax.train.state import adamw, init_states
+from hopfax.train.state import adamw, seed_keys
 
 FORMAT = 3  # increase it when the same spec no longer trains the same model
 UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
@@ -155,8 +154,8 @@ def train(
     if (folder / LOCK).exists():  # also of a process that was killed here
         shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
         (folder / LOCK).unlink(missing_ok=True)
-    # Shapes only: compiling the initialization takes longer than testing a small model.
-    like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
+    # Shapes only: drawing parameters takes longer than testing a small model.
+    like = jax.eval_shape(jax.vmap(built.model.init), seed_keys(spec.seeds))
     with Checkpoints(folder, config=config) as checkpoints:
         restored = checkpoints.restore(like)
     if restored is None:
