@@ -94,8 +94,8 @@ class _Network(Generic[Module]):
         self.build, self.config = build, getattr(module, "config", None)
         self.graphdef, params = nnx.split(module, nnx.Param)
         self.names = {*flatten(nnx.to_pure_dict(params))}
-        # Inlined where the caller compiles; these programs are freed with the model.
-        self.call = jax.jit(self._call, static_argnums=(0, 1), inline=True)
+        # Of this object, so that compiled programs are freed with the model.
+        self.call = jax.jit(self._call, static_argnums=(0, 1))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.build,)
