@@ -326,10 +326,7 @@ def _read_pretrained(folder: Path, document: Mapping[str, Any]) -> _Parts:
         )
     vocabulary = read_tokenizer(folder)
     model = text_classifier(pretrained, separator=vocabulary.sep_id)
-    params = model.init(jax.random.key(0))
-    # The `init` of a text classifier keeps another copy of all parameters.
-    model = model._replace(init=partial(_same, params))
-    return model, params, vocabulary, pretrained.labels
+    return model, model.init(jax.random.key(0)), vocabulary, pretrained.labels
 
 
 def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
@@ -364,10 +361,6 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
 
 def _leaves(params: Params, family: Family | None) -> dict[str, Leaf]:
     return leaves_of(params) if family is None else encoder_leaves(params, family)
-
-
-def _same(params: Params, key: Any) -> Params:
-    return params
 
 
 def _number(value: Any) -> Any:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.encoder import ACTIVATIONS
+from hopfax.nn.block import ACTIVATIONS
 from hopfax.nn.families import Settings, check_positive
 from hopfax.nn.functional import Params
 
@@ -39,7 +39,9 @@ def gpt2(config: Settings) -> Forward:
 
     def forward(params: Params, embeddings: Array, mask: Array) -> Output:
         allowed = mask & (_distances(mask) >= 0)
-        x = embeddings + params["positions"]["embedding"][_positions(mask)]
+        # Positions count from the first real token.
+        positions = jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
+        x = embeddings + params["positions"]["embedding"][positions]
 
         def block(x: Array, p: Params, _: None) -> Attention:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
@@ -51,7 +53,7 @@ def gpt2(config: Settings) -> Forward:
 
         final = partial(norm, params["norm"])
         states, weights = _run_layers(block, x, params["layers"], final=final)
-        return _logits(params, states[-1]), states, weights
+        return states[-1] @ params["tokens"]["embedding"].T, states, weights
 
     return forward
 
@@ -83,7 +85,8 @@ def gemma2(config: Settings) -> Forward:
 
         final = partial(norm, params["norm"])
         states, weights = _run_layers(block, embeddings, params["layers"], windows, final=final)
-        return _soft_cap(_logits(params, states[-1]), final_cap), states, weights
+        logits = states[-1] @ params["tokens"]["embedding"].T
+        return _soft_cap(logits, final_cap), states, weights
 
     return forward
 
@@ -167,21 +170,12 @@ def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
     return rotated.astype(x.dtype)
 
 
-def _positions(mask: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:
-    """Counts from the first real token."""
-    return jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
-
-
 def _distances(mask: Bool[Array, " tokens"]) -> Int[Array, "queries keys"]:
     return jnp.arange(len(mask))[:, None] - jnp.arange(len(mask))
 
 
 def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:
     return x.reshape(len(x), -1, head_width)
-
-
-def _logits(params: Params, x: Array) -> Array:
-    return x @ params["tokens"]["embedding"].T
 
 
 def _linear(p: Params, x: Array) -> Array:

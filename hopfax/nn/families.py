@@ -229,12 +229,9 @@ def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
             )
     width, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("head_dim") is None and width % heads:
-        width_name, heads_name = (
-            family.settings.get(key, key) for key in ("hidden_size", "num_attention_heads")
-        )
-        raise ValueError(
-            f"{width_name} must be a multiple of {heads_name}, got {width} and {heads}"
-        )
+        names = [family.settings.get(n, n) for n in ("hidden_size", "num_attention_heads")]
+        sizes = f"got {width} and {heads}"
+        raise ValueError(f"{names[0]} must be a multiple of {names[1]}, {sizes}")
     for key in _POSITIVE:
         check_positive(family.settings.get(key, key), config.get(key, 1))
     return family, config
@@ -267,17 +264,13 @@ def encoder_leaves(shapes: Params, family: Family) -> dict[str, Leaf]:
 
 def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
     """Returns how files store the parameters of a causal model, all layers stacked."""
-    heads, head_width, width = (
-        config["num_attention_heads"],
-        config.head_width,
-        config["hidden_size"],
-    )
+    heads, width = config["num_attention_heads"], config["hidden_size"]
     sizes = {
         "vocab": config["vocab_size"],
         "width": width,
-        "queries": heads * head_width,
-        "keys": config.get("num_key_value_heads", heads) * head_width,
-        "qkv": 3 * heads * head_width,
+        "queries": heads * config.head_width,
+        "keys": config.get("num_key_value_heads", heads) * config.head_width,
+        "qkv": 3 * heads * config.head_width,
         "ff": config.get("intermediate_size", 4 * width),
         "positions": config["max_position_embeddings"],
     }

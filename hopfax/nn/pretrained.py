@@ -18,7 +18,8 @@ from hopfax.checks import check_range, is_traced
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import causal
 from hopfax.nn.attention import SoftmaxAttention
-from hopfax.nn.encoder import ACTIVATIONS, Attention, Encoder
+from hopfax.nn.block import ACTIVATIONS, Attention
+from hopfax.nn.encoder import Encoder
 from hopfax.nn.families import Settings, causal_leaves, encoder_leaves, find_family, labels_of
 from hopfax.nn.functional import Compiled, Functional, Params, functional
 from hopfax.nn.precision import normal
@@ -153,24 +154,24 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
 
 
 def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
-    width, heads = config["hidden_size"], config["num_attention_heads"]
+    width, first = config["hidden_size"], config.first_position
     config.choose("hidden_act", ACTIVATIONS)
     return partial(
         Encoder,
         config["vocab_size"],
         num_outputs=num_outputs,
-        attention=partial(SoftmaxAttention, num_heads=heads),
+        attention=partial(SoftmaxAttention, num_heads=config["num_attention_heads"]),
         width=width,
         num_layers=config["num_hidden_layers"],
         ff_width=config.get("intermediate_size", 4 * width),
-        max_length=config["max_position_embeddings"] - config.first_position,
+        max_length=config["max_position_embeddings"] - first,
         norm_first=False,
         activation=config["hidden_act"],
         pooling="cls" if num_outputs else "mean",
         dropout=0.0,
         epsilon=config["layer_norm_eps"],
         num_types=config.get("type_vocab_size", 2),
-        position_offset=config.first_position,
+        position_offset=first,
     )
 
 
@@ -268,9 +269,8 @@ def replace_attention(
 
     In `HopfieldAttention`, `beta` multiplies the inverse temperature 1/sqrt(head width). At
     `beta=1.0`, `max_steps=0` is the original attention; `max_steps=1` first applies one Hopfield
-    update to each query. Iterated to convergence at a small
-    `beta`, all queries of a head reach one state and attend alike: in MiniLM at `beta=1.0`, but not
-    at 4.
+    update to each query. Iterated to convergence at a small `beta`, all queries of a head reach one
+    state and attend alike: in MiniLM at `beta=1.0`, but not at 4.
 
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.

@@ -1,8 +1,9 @@
 """Reads tensors from the safetensors files of a model's folder."""
 
 import hashlib
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -107,7 +108,11 @@ def read_params(
         if name in tensors:
             problems.append(f"{tensors[name].name} and {tensor.name} are the same tensor")
         tensors[name] = tensor
-    problems += wrong_dtypes(tensors.values())
+    problems += [
+        f"{tensor.name} must be {', '.join(_FLOATS)}, got {tensor.dtype}"
+        for tensor in tensors.values()
+        if tensor.dtype not in _FLOATS
+    ]
     # Missing tensors are named with the prefix of most others; a classifier's have none.
     most = 2 * sum(tensor.name.startswith(prefix) for tensor in tensors.values()) > len(tensors)
     in_file = {name: full_name(name, prefix if most else "") for name in expected}
@@ -119,8 +124,7 @@ def read_params(
 
     def read(leaf: Leaf) -> jax.Array:
         parts = [tensors[name] for name in leaf.names]
-        stack = read_stack(parts, transposed=leaf.transposed, dtype=dtype)
-        # On a CPU, JAX takes over aligned memory without a copy.
+        stack = _read_stack(parts, transposed=leaf.transposed, dtype=dtype)
         return jax.device_put(stack if leaf.stacked else stack[0])
 
     return {path: read(leaf) for path, leaf in leaves.items()}
@@ -170,15 +174,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def wrong_dtypes(tensors: Iterable[Tensor]) -> list[str]:
-    """Lists tensors that are not floating-point."""
-    return [
-        f"{tensor.name} must be {', '.join(_FLOATS)}, got {tensor.dtype}"
-        for tensor in tensors
-        if tensor.dtype not in _FLOATS
-    ]
-
-
 def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]) -> list[str]:
     """Lists missing, unknown and misshapen tensors; the shape None allows any.
 
@@ -219,12 +214,15 @@ def _span(numbers: list[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-def read_stack(
-    tensors: Sequence[Tensor], *, transposed: bool = False, dtype: Any = np.float32
-) -> np.ndarray:
+def _read_stack(tensors: Sequence[Tensor], *, transposed: bool, dtype: Any) -> np.ndarray:
     """Returns tensors of one shape, stacked; reads them in chunks to save memory."""
     shape = tensors[0].shape[::-1] if transposed else tensors[0].shape
-    stack = _allocate((len(tensors), *shape), np.dtype(dtype))
+    dtype, shape = np.dtype(dtype), (len(tensors), *shape)
+    # Aligned, so that JAX can use it without a copy.
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    stack = memory[start : start + size].view(dtype).reshape(shape)
     for tensor, part in zip(tensors, stack, strict=True):
         target = part.T if transposed else part
         step = max(1, _CHUNK // target[:1].nbytes) if target.size else 1
@@ -234,14 +232,6 @@ def read_stack(
             with _open(tensor.path) as file:
                 target[start:end] = file.get_slice(tensor.name)[start:end]
     return stack
-
-
-def _allocate(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """Returns an uninitialized array that JAX can use without a copy."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 @contextmanager

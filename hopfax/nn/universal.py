@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count, is_traced
 from hopfax.nn.attention import Key, Mask, Tokens
-from hopfax.nn.encoder import Encoder, EncoderConfig, Encoding, TokenTypes, embedding
+from hopfax.nn.block import embedding
+from hopfax.nn.encoder import Encoder, EncoderConfig, Encoding, TokenTypes
 from hopfax.nn.precision import linear
 
 _THRESHOLD = 0.99  # below 1, so that a token can halt at the first step

@@ -10,8 +10,9 @@ from nn import slow
 from hopfax import hopfield, nn
 from hopfax.nn import Encoder, SoftmaxAttention, decoder, functional, robertha, tinybert
 from hopfax.nn.attention import dropout
+from hopfax.nn.block import HIDDEN, WEIGHTS, Block
 from hopfax.nn.decoder import sinusoids
-from hopfax.nn.encoder import _HIDDEN, _WEIGHTS, Block, Perturbation
+from hopfax.nn.encoder import Perturbation
 from hopfax.nn.models import universal_bert
 
 SMALL = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
@@ -104,8 +105,8 @@ def test_sites_of_dropout_in_a_block(bind, model, hidden, output):
     assert block.attention.dropout == block.dropout == 0.1
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
     first, second = jax.random.split(key)
-    third = jax.random.fold_in(key, _HIDDEN) if hidden and output else second
-    attended = block.attention(x, MASK, key=jax.random.fold_in(key, _WEIGHTS))
+    third = jax.random.fold_in(key, HIDDEN) if hidden and output else second
+    attended = block.attention(x, MASK, key=jax.random.fold_in(key, WEIGHTS))
     entry = block.attention_norm(x + dropout(first, attended, 0.1))
     inner = dropout(third, block.activation(block.ff_in(entry)), hidden)
     expected = block.ff_norm(entry + dropout(second, block.ff_out(inner), output))
