@@ -104,28 +104,21 @@ class SoftmaxAttention(Layer):
         x, _, seen = _inputs(x, mask, causal=self.causal)
         stored = _zero_unseen(x, seen)
         keys, values = self.key(stored), _split(self.value(stored), self.num_heads)
-        weights, totals = self._weights(x, keys, seen)
-        weights = dropout(key, weights.astype(values.dtype), self.dropout)
-        # Divided late: the sums are smaller than the weights.
-        mixed = (_weighted_sums(weights, values) / totals).astype(values.dtype)
+        weights = self._weights(x, keys, seen).astype(values.dtype)
+        mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
         counts = jnp.zeros(values.shape[:-1], jnp.int32)
         return AttentionOutput(self.out(_join(mixed)), keys, counts, counts == 0)
 
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the attention weights; uniform for a query that sees no key."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        weights, totals = self._weights(x, self.key(_zero_unseen(x, seen)), seen)
-        return weights / totals
+        return self._weights(x, self.key(_zero_unseen(x, seen)), seen)
 
-    def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> tuple[Weights, Array]:
-        """Returns the weights times their totals, and these totals."""
+    def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> Weights:
         queries, stored = _split(self.query(x), self.num_heads), _split(keys, self.num_heads)
-        scores = _scores(queries, stored)
+        logits = stored.shape[-1] ** -0.5 * _scores(queries, stored)
         # Finite, so that a query that sees no key does not become nan.
-        scores = jnp.where(seen[:, None], scores, jnp.finfo(scores.dtype).min)
-        most = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
-        weights = jnp.exp(stored.shape[-1] ** -0.5 * (scores - most))
-        return weights, weights.sum(-1, keepdims=True)
+        return jax.nn.softmax(jnp.where(seen[:, None], logits, jnp.finfo(logits.dtype).min))
 
 
 class HopfieldAttention(Layer):
