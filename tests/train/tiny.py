@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -141,7 +140,9 @@ def apply_of(module):
     return apply
 
 
-CONFIG = SimpleNamespace(embedding_scale=1.0, stores_padding=False)
+class Config(NamedTuple):
+    embedding_scale: float = 1.0
+    stores_padding: bool = False
 
 
 def bag(width=4):
@@ -150,4 +151,4 @@ def bag(width=4):
         table = jax.random.normal(one, (VOCAB, width))
         return {"tokens": {"embedding": table}, "out": jax.random.normal(other, (width, 2))}
 
-    return Functional(init, apply_of(Bag), config=CONFIG)
+    return Functional(init, apply_of(Bag), config=Config())
