@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
@@ -34,13 +33,12 @@ from experiments.rundir import LOCK, identifier, locked, plain, write_whole
 from hopfax import hopfield, nn
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, to_buckets
 from hopfax.nn import Encoder, Functional, Params
-from hopfax.nn.memory import denoised
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
 from hopfax.train.sharding import Sharding
-from hopfax.train.state import adamw, init_states
+from hopfax.train.state import adamw, seed_keys
 
 FORMAT = 3  # increase it when the same spec no longer trains the same model
 UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
@@ -156,8 +154,8 @@ def train(
     if (folder / LOCK).exists():  # also of a process that was killed here
         shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
         (folder / LOCK).unlink(missing_ok=True)
-    # Shapes only: compiling the initialization takes longer than testing a small model.
-    like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
+    # Shapes only: drawing parameters takes longer than testing a small model.
+    like = jax.eval_shape(jax.vmap(built.model.init), seed_keys(spec.seeds))
     with Checkpoints(folder, config=config) as checkpoints:
         restored = checkpoints.restore(like)
     if restored is None:
@@ -219,16 +217,17 @@ def with_denoiser(cell: Cell, name: str) -> Cell:
         return cell
     prior = log_prior(cell.data)
     seeds, _, width = cell.params["tokens"]["embedding"].shape
-    memory = {"log_prior": jnp.broadcast_to(prior, (seeds, len(prior)))}
+    log_priors, log_scales = jnp.broadcast_to(prior, (seeds, len(prior))), jnp.zeros((seeds, width))
+    memory = {"log_prior": log_priors, "log_scale": log_scales}
     at_embedding = None
     if name == "memory":
-        memory["log_scale"] = jnp.zeros((seeds, width))
         model = nn.with_memory(cell.model)
         if "norm" in cell.params:
             after = nn.with_memory(cell.model, site="embedding")
             at_embedding = make_predictor(after, sharding=cell.predictor.sharding)
     else:
-        model = _with_baseline(cell.model, {"nearest": nearest, "linear": wiener}[name])
+        one = {"nearest": nearest, "linear": wiener}[name]
+        model = nn.with_memory(cell.model, denoise=functools.partial(_denoise_all, one))
     return cell._replace(
         model=model,
         params={**cell.params, "memory": memory},
@@ -239,15 +238,16 @@ def with_denoiser(cell: Cell, name: str) -> Cell:
     )
 
 
-def _with_baseline(model: Functional[Encoder], denoise: Callable[..., Any]) -> Functional[Encoder]:
-    """Applies `denoise(vector, table, log_prior)` to every token vector, as `nn.with_memory`."""
-
-    def recall(memory: Params, network: Encoder, tokens: jax.Array, types: Any) -> jax.Array:
-        table = network.embedding_scale * network.tokens.embedding[...]
-        one = functools.partial(denoise, table=table, log_prior=memory["log_prior"])
-        return jax.vmap(jax.vmap(one))(tokens)
-
-    return model._replace(apply=denoised(model, "token", recall))
+def _denoise_all(
+    one: Callable[..., jax.Array],
+    tokens: jax.Array,
+    table: jax.Array,
+    *,
+    log_prior: jax.Array,
+    **unused: Any,
+) -> jax.Array:
+    """Applies `one(vector, table, log_prior)` to every token vector."""
+    return jax.vmap(jax.vmap(functools.partial(one, table=table, log_prior=log_prior)))(tokens)
 
 
 def nearest(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:

@@ -353,11 +353,13 @@ def _with_fixed_memory(
 ) -> Functional[Encoder]:
     """Returns a model with memory at the token site that is not among its parameters."""
     from hopfax.nn import with_memory
+    from hopfax.nn.memory import initial_memory
 
     remembering = with_memory(model)
 
     def apply(params: Any, *inputs: Any, **options: Any) -> Any:
-        memory = {"log_prior": log_prior}
+        start = initial_memory(model.config.vocab_size, model.config.width, None)
+        memory = {**start, "log_prior": log_prior}
         return remembering.apply({**params, "memory": memory}, *inputs, **options)
 
     return model._replace(apply=apply)

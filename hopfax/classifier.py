@@ -7,6 +7,7 @@ import reprlib
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,24 +23,25 @@ from hopfax.data.tokenize import WordPiece, encode_splits, is_blank, text_tokeni
 from hopfax.data.tokenizer_files import fewest_tokens, read_tokenizer, tokenizer_settings
 from hopfax.hub import local_path, model_folder, optional_import, read_json
 from hopfax.nn.attention import HopfieldAttention, SoftmaxAttention
-from hopfax.nn.encoder import Encoder, Site
-from hopfax.nn.finetune import family_config, tensor_names, text_classifier
-from hopfax.nn.functional import Functional, Params, functional, named_leaves
+from hopfax.nn.encoder import Encoder, EncoderConfig, Site
+from hopfax.nn.families import FAMILIES, Family, encoder_leaves, family_config
+from hopfax.nn.functional import Functional, Params, flatten, functional
 from hopfax.nn.memory import initial_memory, with_memory
-from hopfax.nn.pretrained import load_pretrained
+from hopfax.nn.pretrained import load_pretrained, text_classifier
 from hopfax.nn.tensor_files import (
-    joined,
+    Leaf,
+    full_name,
+    leaves_of,
+    list_tensors,
     mismatches,
-    read_stack,
+    read_params,
     sha256,
-    stored_tensors,
-    wrong_dtypes,
 )
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
 Text = str | tuple[str, str]
-_ENCODERS = {each.__name__: each for each in (Encoder, UniversalEncoder)}
+_ENCODERS = {each.settings.__name__: each for each in (Encoder, UniversalEncoder)}
 _ATTENTION = {each.__name__: each for each in (SoftmaxAttention, HopfieldAttention)}
 
 
@@ -94,8 +96,8 @@ class Classifier:
         if isinstance(labels, str):
             raise TypeError(f"labels must be several strings, got one: {labels[:40]!r}")
         self.model, self.params, self.vocabulary = model, params, vocabulary
-        self.labels, leaves = tuple(labels), named_leaves(params)
-        shapes = named_leaves(jax.eval_shape(model.init, jax.random.key(0)))
+        self.labels, leaves = tuple(labels), flatten(params)
+        shapes = flatten(jax.eval_shape(model.init, jax.random.key(0)))
         present, expected = ({n: x.shape for n, x in each.items()} for each in (leaves, shapes))
         problems = mismatches(present, expected)
         problems += [
@@ -105,14 +107,14 @@ class Classifier:
         ]
         if problems:
             raise ValueError(f"params must be of one seed of the model: {problems[0]}")
-        self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
-        count, strings = self.config["num_outputs"], {x for x in self.labels if isinstance(x, str)}
+        self.config: EncoderConfig = model.config
+        count, most = self.config.num_outputs or 0, self.config.vocab_size
+        strings = {label for label in self.labels if isinstance(label, str)}
         if count < 2 or not count == len(strings) == len(self.labels):
             raise ValueError(
                 f"labels must be distinct strings, one for each of the model's {count} outputs, at "
                 f"least two, got {reprlib.repr(self.labels)}"
             )
-        most = self.config["vocab_size"]
         least = math.ceil(fewest_tokens(most))
         if not least <= vocabulary.size <= most:
             raise ValueError(
@@ -141,10 +143,10 @@ class Classifier:
             ValueError: There are no texts, one is empty or not valid Unicode, or an output is not
                 finite.
         """
-        longest = self.config["max_length"]
+        longest = self.config.max_length
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)
         edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
-        if self.model.apply(self.params, method=lambda net: net.stores_padding):
+        if self.config.stores_padding:
             edges = (longest,)
         buckets = to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
@@ -174,7 +176,7 @@ class Classifier:
                 `hopfax.nn.with_memory`.
         """
         model = with_memory(self.model, site=site, sigma=sigma)
-        memory = initial_memory(self.params["tokens"]["embedding"], sigma)
+        memory = initial_memory(self.config.vocab_size, self.config.width, sigma)
         if log_prior is not None:
             prior = np.asarray(log_prior, np.float32)
             if not (prior < np.inf).all() or not np.isfinite(prior).any():
@@ -200,7 +202,7 @@ class Classifier:
             ValueError: The attention is not of `hopfax.nn`.
         """
         folder = local_path(folder)
-        if (name := self.config["attention"]["name"]) not in _ATTENTION:
+        if (name := self.config.attention["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
@@ -214,27 +216,28 @@ class Classifier:
             raise
 
     def _write(self, folder: Path) -> None:
-        kind, memory = self.model.apply(
-            self.params, method=lambda net: (type(net).__name__, next(iter(net.memory), None))
-        )
         # Other libraries take positions and token types from the tokens.
         encoder, tokens = self.config, self.vocabulary
-        alike = encoder["position_offset"] in (0, tokens.pad_id + 1)
-        alike &= encoder["separator"] in (None, tokens.sep_id)
-        plain = alike and kind == Encoder.__name__ and not memory
-        family = family_config(encoder) if plain else {}
+        alike = encoder.position_offset in (0, tokens.pad_id + 1)
+        alike &= encoder.separator in (None, tokens.sep_id)
+        family = family_config(encoder) if alike else {}
         config = {
             "model_type": "hopfax",
             "pad_token_id": tokens.pad_id,
             **family,
-            "vocab_size": encoder["vocab_size"],
+            "vocab_size": encoder.vocab_size,
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
-            "hopfax": {"class": kind, "memory": memory, **encoder},
+            "hopfax": {"class": type(encoder).__name__, **asdict(encoder)},
         }
-        names = tensor_names(self.params, family)
+        described = FAMILIES.get(config["model_type"])
+        leaves = _leaves(self.params, described)
+        # Models without a head have no prefix, either.
+        prefix = described.prefix if described and "pooler" in self.params else ""
         tensors = {
-            names[leaf].name: np.ascontiguousarray(array.T if names[leaf].transposed else array)
-            for leaf, array in named_leaves(self.params).items()
+            full_name(leaf.names[0], prefix): np.ascontiguousarray(
+                array.T if leaf.transposed else array
+            )
+            for leaf, array in zip(leaves.values(), jax.tree.leaves(self.params), strict=True)
         }
         weights = folder / "model.safetensors"
         optional_import("safetensors.numpy").save_file(tensors, weights, metadata={"format": "pt"})
@@ -243,11 +246,11 @@ class Classifier:
         tokenizer.save(str(folder / "tokenizer.json"))
         settings = {
             "pad_token": tokens.pad_token,
-            "model_max_length": encoder["max_length"],
+            "model_max_length": encoder.max_length,
             **tokenizer_settings(tokenizer),
         }
         for name, value in (("tokenizer_config", settings), ("config", config)):
-            text = json.dumps(value, indent=2, ensure_ascii=False)
+            text = json.dumps(value, indent=2, ensure_ascii=False, default=_number)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
         # `save_file` lets only the owner read its file.
         shutil.copymode(folder / "config.json", weights)
@@ -290,10 +293,7 @@ def _read_pretrained(folder: Path, document: Mapping[str, Any]) -> _Parts:
         )
     vocabulary = read_tokenizer(folder)
     model = text_classifier(pretrained, separator=vocabulary.sep_id)
-    params = model.init(jax.random.key(0))
-    # The `init` of a text classifier keeps another copy of all parameters.
-    model = model._replace(init=partial(_same, params))
-    return model, params, vocabulary, pretrained.labels
+    return model, model.init(jax.random.key(0)), vocabulary, pretrained.labels
 
 
 def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
@@ -301,44 +301,40 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
     checksum = folder / f"{weights.name}.sha256"
     if checksum.exists() and checksum.read_bytes().split()[:1] != [sha256(weights).encode()]:
         raise ValueError(f"{weights} is damaged: its SHA-256 differs from {checksum.name}")
-    stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
+    names = {tensor.name for tensor in list_tensors(folder)}
     try:
         options = dict(document["hopfax"])
-        family = {} if document["model_type"] == "hopfax" else family_config(options)
         if (kind := options.pop("class", None)) not in _ENCODERS:
             raise ValueError(f"class must be {' or '.join(_ENCODERS)}, got {kind!r}")
-        build, memory = _ENCODERS[kind], options.pop("memory")
+        build, memory = _ENCODERS[kind], options.pop("memory", None)
         attention = dict(options.pop("attention"))
         layer = partial(_ATTENTION[attention.pop("name")], **attention)
         labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
-        if (count := options.get("num_layers", 1)) > len(stored):
-            raise ValueError(f"num_layers must be at most {len(stored)}, got {count}")
+        if (count := options.get("num_layers", 1)) > len(names):
+            raise ValueError(f"num_layers must be at most {len(names)}, got {count}")
         model = functional(partial(build, **options, attention=layer))
         if memory:
-            sigma = 1.0 if "memory.log_sigma" in stored else None
+            sigma = 1.0 if "memory.log_sigma" in names else None
             model = with_memory(model, site=memory, sigma=sigma)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = repr(error) if isinstance(error, KeyError) else error
         raise ValueError(f"{folder / 'config.json'} cannot be used: {reason}") from error
-    names = tensor_names(shapes, family)
-    expected = {
-        names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
-        for leaf, like in named_leaves(shapes).items()
-    }
-    present = {name: tensor.shape for name, tensor in stored.items()}
-    if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
-        raise ValueError(f"{folder}: {joined(problems)}")
-    arrays = [
-        read_stack([stored[name]], transposed=transposed, dtype=like.dtype)[0]
-        for (name, transposed), like in zip(names.values(), jax.tree.leaves(shapes), strict=True)
-    ]
-    params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
+    family = FAMILIES.get(document["model_type"])
+    arrays = read_params(folder, _leaves(shapes, family), prefix=family.prefix if family else "")
+    params = jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
     return model, params, read_tokenizer(folder), labels
 
 
-def _same(params: Params, key: Any) -> Params:
-    return params
+def _leaves(params: Params, family: Family | None) -> dict[str, Leaf]:
+    return leaves_of(params) if family is None else encoder_leaves(params, family)
+
+
+def _number(value: Any) -> Any:
+    """Returns the Python number of a NumPy scalar, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"options must be numbers, strings or None, got {value!r}")
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:

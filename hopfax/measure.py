@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from hopfax.classifier import Classifier, encode_texts
-from hopfax.data.batching import Encoded, bucket_boundaries, eval_batches, evenly_spaced, to_buckets
+from hopfax.data import Encoded, bucket_boundaries, eval_batches, evenly_spaced, to_buckets
 from hopfax.data.raw import read_text
 from hopfax.data.tables import read_table
 from hopfax.data.tokenize import is_blank, text_tokenizer
@@ -67,31 +67,24 @@ class TextEncoder:
         folder, self.causal = self.pooling.folder, False
         if "hopfax" in read_json(folder / "config.json"):
             saved = Classifier.load(folder)
-            self.apply, self.params = saved.model.apply, saved.params
+            model, self.params = saved.model, saved.params
             self.vocabulary, self.labels = saved.vocabulary, saved.labels
         else:
-            model, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
-            self.labels = model.labels
-            if model.config["model_type"] in ("gpt2", "gemma2"):
-                self.causal, self.apply = True, partial(_call_causal, model)
-                self.params, self.max_length = model.params, model.max_length
-                self.vocab_size = len(model.table)
+            loaded, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
+            self.labels = loaded.labels
+            if loaded.config["model_type"] in ("gpt2", "gemma2"):
+                self.causal, self.apply = True, partial(_call_causal, loaded)
+                self.params, self.max_length = loaded.params, loaded.max_length
+                self.vocab_size = len(loaded.table)
                 self.num_layers = len(self.params["layers"]["ff_norm"]["weight"])
                 return
             outputs = None if self.labels else 1
-            encoder = text_classifier(model, outputs, separator=self.vocabulary.sep_id)
-            self.apply, self.params = encoder.apply, encoder.init(jax.random.key(0))
-        self.max_length, self.vocab_size, self.num_layers, self.memory, unmasked = self.apply(
-            self.params,
-            method=lambda net: (
-                net.max_length,
-                net.tokens.num_embeddings,
-                len(net.blocks),
-                next(iter(net.memory), None),
-                net.stores_padding,
-            ),
-        )
-        if unmasked:
+            model = text_classifier(loaded, outputs, separator=self.vocabulary.sep_id)
+            self.params = model.init(jax.random.key(0))
+        self.apply, config = model.apply, model.config
+        self.max_length, self.vocab_size = config.max_length, config.vocab_size
+        self.num_layers, self.memory = config.num_layers, config.memory
+        if config.stores_padding:
             raise ValueError(f"{folder}: the model must mask padding, unlike preset released")
 
     def encode(self, texts: Sequence[Any]) -> Encoded:

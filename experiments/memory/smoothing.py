@@ -127,7 +127,7 @@ def run(config: Config) -> Path:
     test = cell.data.test
     rows = np.linspace(0, len(test.labels) - 1, min(budget.num_texts, len(test.labels)))
     rows = np.unique(rows.astype(int))
-    longest = cell.model.apply(first(cell), method=lambda network: network.max_length)
+    longest = cell.model.config.max_length
     each = [padded(test.ids[row, 0, : test.lengths[row, 0]], longest) for row in rows]
     ids, masks = map(list, zip(*each, strict=True))
     texts = Texts(rows, ids, masks, test.labels[rows])

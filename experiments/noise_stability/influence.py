@@ -186,9 +186,6 @@ def inner_influences(
 
     In units of the mean over tokens, `(1 + heads, tokens)`; (1, tokens) for causal models.
     """
-    if not is_causal(model):  # the layers above cost time only
-        below = jax.tree.map(lambda leaf: leaf[: layer + 1], params["layers"])
-        params = {**params, "layers": below}
     mask = jnp.ones((1, len(ids)), bool)
     (embeddings,) = model.embed(ids[None], params=params)
 
@@ -197,8 +194,11 @@ def inner_influences(
         value = pooled(model, states[layer + 1])
         parts = [jax.random.rademacher(keys[0], (LAYER_PROJECTIONS, len(value)), x.dtype) @ value]
         if not is_causal(model):
-            own = jax.tree.map(lambda leaf: leaf[layer], params["layers"])
-            heads = head_outputs(own, states[layer], model.config["num_attention_heads"]).mean(0)
+            own, num_heads = (
+                params["blocks"][layer]["attention"],
+                model.config["num_attention_heads"],
+            )
+            heads = head_outputs(own, states[layer], num_heads).mean(0)
             parts.append((jax.random.rademacher(keys[1], heads.shape, x.dtype) * heads).sum(-1))
         return jnp.concatenate(parts)
 
@@ -212,7 +212,7 @@ def inner_influences(
 def head_outputs(params: Params, states: jax.Array, num_heads: int) -> jax.Array:
     """Returns what each head of a layer of BERT passes on, `(tokens, heads, head width)`."""
     query, keys, values = (
-        (states @ p["weight"] + p["bias"]).reshape(len(states), num_heads, -1)
+        (states @ p["kernel"] + p["bias"]).reshape(len(states), num_heads, -1)
         for p in (params["query"], params["key"], params["value"])
     )
     return jax.nn.dot_product_attention(query, keys, values)

@@ -295,11 +295,11 @@ def initialize(model: Functional[Decoder], keys: Array) -> State:
 def evaluate(model: Functional[Decoder], params: Params, splits: Splits) -> dict[str, Array]:
     """Accuracies of runs on all splits."""
 
-    def of_run(network: Decoder, splits: Splits) -> dict[str, Array]:
-        parts = splits._asdict().items()
-        return {f"{name}_accuracy": _accuracy(network(x.ids), x.labels) for name, x in parts}
+    def of_run(params: Params, splits: Splits) -> dict[str, Array]:
+        outputs = {name: (model.apply(params, x.ids), x) for name, x in splits._asdict().items()}
+        return {f"{name}_accuracy": _accuracy(y, x.labels) for name, (y, x) in outputs.items()}
 
-    return jax.vmap(partial(model.apply, method=of_run))(params, splits)
+    return jax.vmap(of_run)(params, splits)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)
@@ -316,7 +316,7 @@ def train_epochs(
         keys = jax.random.split(key, 3)
 
         def logits(ids: Array, key: Array) -> Array:
-            return model.apply(params, ids, key, numbers.input_dropout, method=_forward)
+            return _forward(partial(model.apply, params), ids, key, numbers.input_dropout)
 
         predicted = logits(rows.ids, keys[0])
         task = _cross_entropy(predicted, rows.labels)
@@ -356,7 +356,8 @@ def train_epochs(
         (params, moments), tasks = jax.lax.scan(
             body, (state.params, state.moments), (picks, number * steps + jnp.arange(steps))
         )
-        measured = model.apply(params, train, validation, for_noise, num_tokens, method=_measure)
+        network = partial(model.apply, params)
+        measured = _measure(network, train, validation, for_noise, num_tokens)
         result = Epoch(train_loss=jnp.mean(tasks), scale=state.plateau.scale, **measured)
         lowered = state.plateau
         if static.plateau:
@@ -369,18 +370,20 @@ def train_epochs(
     return jax.lax.scan(lambda carry, n: run_epoch(carry, n, *of_runs), states, numbers)
 
 
-def _forward(network: Decoder, ids: Array, key: PRNGKeyArray, input_dropout: Array) -> Array:
+def _forward(
+    network: Callable[..., Array], ids: Array, key: PRNGKeyArray, input_dropout: Array
+) -> Array:
     for_tokens, for_decode = jax.random.split(key)
-    tokens = network.embed_tokens(ids)
+    tokens = network(ids, method="embed_tokens")
     kept = jax.random.uniform(for_tokens, (*ids.shape, 1)) >= input_dropout
     tokens = jnp.where(kept, tokens / (1 - input_dropout), 0)
     mask = jnp.ones(ids.shape, bool)
-    hidden = network.decode(network.embed(tokens), mask, key=for_decode)
-    return network.read_out(hidden, mask)
+    hidden = network(network(tokens, method="embed"), mask, key=for_decode, method="decode")
+    return network(hidden, mask, method="read_out")
 
 
 def _measure(
-    network: Decoder, train: Rows, validation: Rows, key: PRNGKeyArray, num_tokens: int
+    network: Callable[..., Array], train: Rows, validation: Rows, key: PRNGKeyArray, num_tokens: int
 ) -> dict[str, Array]:
     logits = network(validation.ids)
     probs = jax.nn.softmax(logits)

@@ -25,10 +25,9 @@ from hopfax.nn.decoder import Decoder as Decoder
 from hopfax.nn.decoder import decoder as decoder
 from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
+from hopfax.nn.encoder import EncoderConfig as EncoderConfig
 from hopfax.nn.encoder import Encoding as Encoding
 from hopfax.nn.encoder import Perturbation as Perturbation
-from hopfax.nn.finetune import replace_attention as replace_attention
-from hopfax.nn.finetune import text_classifier as text_classifier
 from hopfax.nn.functional import Functional as Functional
 from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
@@ -45,4 +44,6 @@ from hopfax.nn.precision import with_precision as with_precision
 from hopfax.nn.pretrained import Pretrained as Pretrained
 from hopfax.nn.pretrained import PretrainedOutput as PretrainedOutput
 from hopfax.nn.pretrained import load_pretrained as load_pretrained
+from hopfax.nn.pretrained import replace_attention as replace_attention
+from hopfax.nn.pretrained import text_classifier as text_classifier
 from hopfax.nn.released import load_released as load_released

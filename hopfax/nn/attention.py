@@ -103,7 +103,7 @@ class SoftmaxAttention(Layer):
     def attend(self, x: Tokens, mask: AnyMask | None = None, *, key: Key = None) -> AttentionOutput:
         """Returns new token vectors and the keys, with dropout if a key is given."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        stored = _stored(x, seen)
+        stored = _zero_unseen(x, seen)
         keys, values = self.key(stored), _split(self.value(stored), self.num_heads)
         weights = self._weights(x, keys, seen).astype(values.dtype)
         mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
@@ -113,7 +113,7 @@ class SoftmaxAttention(Layer):
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the attention weights; uniform for a query that sees no key."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        return self._weights(x, self.key(_stored(x, seen)), seen)
+        return self._weights(x, self.key(_zero_unseen(x, seen)), seen)
 
     def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> Weights:
         queries, stored = _split(self.query(x), self.num_heads), _split(keys, self.num_heads)
@@ -214,7 +214,7 @@ class HopfieldAttention(Layer):
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the weights of the read-out; zero for a query that sees no key."""
         x, *masks = self._inputs(x, mask)
-        key = _split(self.key(_stored(x, masks[-1])), self.num_heads)
+        key = _split(self.key(_zero_unseen(x, masks[-1])), self.num_heads)
         # With the identity as values, the output is the weights.
         identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
         return self.attend_heads(self._queries(x), key, identity, *masks).values
@@ -226,7 +226,7 @@ class HopfieldAttention(Layer):
     def attend(self, x: Tokens, mask: AnyMask | None = None) -> AttentionOutput:
         """Returns new token vectors, the keys, and each query's step count and convergence."""
         x, *masks = self._inputs(x, mask)
-        stored = _stored(x, masks[-1])
+        stored = _zero_unseen(x, masks[-1])
         keys, value = self.key(stored), _split(self.value(stored), self.num_heads)
         key = _split(keys, self.num_heads)
         heads = self.attend_heads(self._queries(x), key, value, *masks)
@@ -342,7 +342,7 @@ def _weighted_sums(weights: Weights, values: Heads) -> Heads:
     return jnp.einsum("bhqk,bhkd->bhqd", weights, values)
 
 
-def _stored(x: Tokens, seen: Seen) -> Tokens:
+def _zero_unseen(x: Tokens, seen: Seen) -> Tokens:
     """Zeroes tokens that no query sees: 0 * nan in them would reach others."""
     return jnp.where(seen.any(1)[..., None], x, 0) if seen.shape[1] > 1 else x
 
@@ -380,4 +380,4 @@ def _inputs(
     if causal:
         seen = seen & jnp.tri(tokens, dtype=bool)
     # 0 * nan in padding would reach real tokens.
-    return jnp.where(real[..., None], x, 0), real, seen
+    return jnp.where(real[..., None] | jnp.isfinite(x), x, 0), real, seen

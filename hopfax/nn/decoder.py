@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from hopfax.checks import check_count, full_mask
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
-from hopfax.nn.encoder import Block, embedding, mean_of_real
+from hopfax.nn.block import Block, embedding
+from hopfax.nn.encoder import mean_of_real
 from hopfax.nn.functional import Functional, Layer, functional
 from hopfax.nn.precision import layer_norm, linear
 

@@ -4,19 +4,19 @@
 added at the sites.
 """
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count, check_mask, check_range
-from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
+from hopfax.checks import check_count, check_mask, check_range, is_traced
+from hopfax.nn.attention import Key, Mask, Tokens, dropout
+from hopfax.nn.block import ACTIVATIONS, Attention, Block, embedding
 from hopfax.nn.functional import Layer, scan_modules
 from hopfax.nn.precision import layer_norm, linear
 
@@ -25,17 +25,13 @@ Site = Literal["token", "embedding"]
 TokenTypes = Int[Array, "batch tokens"] | None
 
 
-class Attention(Protocol):
-    """The attention layer of a block."""
+class Recall(Protocol):
+    """A memory: a module that removes noise at a site, see `hopfax.nn.with_memory`."""
 
-    key: Callable[[Tokens], Tokens]
+    site: Site
 
-    def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
-        """Returns the attention weights."""
-        ...
-
-    def attend(self, *args: Any, **kwargs: Any) -> AttentionOutput:
-        """Called as `attend(x, mask)`, in training with `key=` if its `dropout` is above 0."""
+    def __call__(self, network: "Encoder", x: Tokens, types: TokenTypes) -> Tokens:
+        """Returns the vectors of the site without noise."""
         ...
 
 
@@ -78,40 +74,7 @@ class Perturbation(NamedTuple):
 CLEAN = Perturbation()
 
 
-# Keys of dropout; those of `jax.random.split` are 0 and 1.
-_WEIGHTS, _HIDDEN, _KEYS = 2, 3, 4
-
-
-def _unchanged(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
-    return arrays
-
-
-embedding = partial(
-    nnx.Embed,
-    embedding_init=nnx.initializers.normal(0.02),
-    promote_dtype=_unchanged,  # flax's default would round the vectors to their initial dtype
-)
-
-
-def gelu(x: Array) -> Array:
-    """Computes BERT's activation by erf, as PyTorch in float32.
-
-    It costs less than half of `jax.nn.gelu`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.nn.encoder import gelu
-        >>> gelu(jnp.float32(0)).item()
-        0.0
-    """
-    return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
-
-
-def as_number(value: Any) -> Any:
-    """Returns the Python number of a NumPy scalar, for JSON."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"options must be numbers, strings or None, got {value!r}")
+_KEYS = 4  # of the second pass's dropout; a block uses the numbers below
 
 
 def mean_of_real(hidden: Tokens, mask: Mask) -> Float[Array, "batch width"]:
@@ -120,93 +83,20 @@ def mean_of_real(hidden: Tokens, mask: Mask) -> Float[Array, "batch width"]:
     return jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
 
 
-class Block(Layer):
-    """Attention and feed-forward, each with a residual connection and a norm.
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Settings of an `Encoder`.
 
-    Args:
-        width: See `Encoder`, as for all not listed here.
-        dropout: Rate on the attention's output and in the feed-forward, in [0, 1). An attention
-            layer with its own `dropout` is called with a key.
-        activation: Activation of the feed-forward.
-        drop_hidden: Whether the feed-forward's dropout applies to its hidden layer.
-        drop_output: Whether dropout applies to the output.
-        stop_gradient_keys: Whether the returned keys depend on this layer's parameters only: a
-            penalty on them then trains its key projection (and norm) but nothing below.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        *,
-        attention: Callable[..., Attention],
-        ff_width: int,
-        norm_first: bool,
-        dropout: float,
-        activation: Callable[[Array], Array] = gelu,
-        drop_hidden: bool = False,
-        drop_output: bool = True,
-        epsilon: float = 1e-5,
-        stop_gradient_keys: bool = False,
-        rngs: nnx.Rngs,
-    ):
-        self.activation, self.norm_first = activation, norm_first
-        self.dropout = dropout
-        self.drop_hidden, self.drop_output = drop_hidden, drop_output
-        self.stop_gradient_keys = stop_gradient_keys
-        self.attention_norm = layer_norm(width, epsilon=epsilon, rngs=rngs)
-        self.attention = attention(width, rngs=rngs)
-        self.ff_norm = layer_norm(width, epsilon=epsilon, rngs=rngs)
-        self.ff_in = linear(width, ff_width, rngs=rngs)
-        self.ff_out = linear(ff_width, width, rngs=rngs)
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        """The dtype of the matrices and activations."""
-        return self.ff_in.kernel.dtype
-
-    def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> AttentionOutput:
-        """Returns new token vectors (`values`), and the attention's keys and counts."""
-        first, second = (None, None) if key is None else jax.random.split(key)
-        third = second if key is None or not self.drop_output else jax.random.fold_in(key, _HIDDEN)
-        entry = self.attention_norm(x) if self.norm_first else x
-        if key is None or not getattr(self.attention, "dropout", 0):
-            attended = self.attention.attend(entry, mask)
-        else:
-            attended = self.attention.attend(entry, mask, key=jax.random.fold_in(key, _WEIGHTS))
-        if self.stop_gradient_keys:
-            isolated = jax.lax.stop_gradient(x)
-            isolated = self.attention_norm(isolated) if self.norm_first else isolated
-            attended = attended._replace(keys=self.attention.key(isolated))
-        x = x + dropout(first, attended.values, self.dropout)
-        x = x if self.norm_first else self.attention_norm(x)
-        entry = self.ff_norm(x) if self.norm_first else x
-        hidden = self.activation(self.ff_in(entry))
-        hidden = dropout(third, hidden, self.dropout * self.drop_hidden)
-        x = x + dropout(second, self.ff_out(hidden), self.dropout * self.drop_output)
-        return attended._replace(values=x if self.norm_first else self.ff_norm(x))
-
-
-def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
-    """Returns the name and options of an attention class or of a `functools.partial` of one."""
-    layer = getattr(attention, "func", attention)
-    return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
-
-
-class Encoder(Layer):
-    """Text classifier: embeddings, blocks, pooling and a linear read-out.
-
-    Padding must follow the text, since positions count from the first token.
-
-    Args:
+    Attributes:
         vocab_size: Number of token ids.
-        num_outputs: Classes, or 1 for regression and for scoring choices.
-        attention: Called as `attention(width, rngs=rngs)` for each attention layer; for instance
-            `functools.partial(HopfieldAttention, beta=15.0)`.
+        num_outputs: Classes, or 1 for regression and for scoring choices; None for no classifier.
+        attention: Name of the attention's class, and its options.
         width: Token width.
         num_layers: Number of blocks.
         ff_width: Width of the feed-forward's hidden layer.
         max_length: Maximum number of tokens of a text.
         norm_first: Pre-LN blocks if True, else post-LN.
+        activation: Activation of the feed-forward: a name in `ACTIVATIONS`.
         pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
         dropout: Dropout rate, in [0, 1), of the embeddings, the attention's and the feed-forward's
             outputs.
@@ -226,94 +116,136 @@ class Encoder(Layer):
         position_offset: Position of the first token; 2 in RoBERTa.
         remat: Whether the backward pass recomputes each block (gradient checkpointing); excludes
             `stop_gradient_keys`.
+        memory: Site of the memory that `with_memory` adds; None for none.
+    """
+
+    vocab_size: int
+    num_outputs: int | None
+    attention: Mapping[str, Any] = field(hash=False)
+    width: int = 128
+    num_layers: int = 2
+    ff_width: int = 512
+    max_length: int = 128
+    norm_first: bool = True
+    activation: str = "gelu"
+    pooling: Pooling = "mean"
+    dropout: float = 0.1
+    drop_hidden: bool = False
+    drop_pooled: bool = True
+    stop_gradient_keys: bool = False
+    padding_idx: int | None = None
+    embedding_norm: bool = True
+    epsilon: float = 1e-5
+    embedding_scale: float = 1.0
+    num_types: int = 0
+    separator: int | None = None
+    position_offset: int = 0
+    remat: bool = False
+    memory: Site | None = None
+
+    def __post_init__(self) -> None:
+        outputs = 1 if self.num_outputs is None else self.num_outputs
+        check_count(1, num_outputs=outputs, num_layers=self.num_layers)
+        check_range(0, 1, ends="[)", dropout=self.dropout)
+        check_range(0, ends="()", embedding_scale=self.embedding_scale)
+        if self.pooling not in ("mean", "cls"):
+            raise ValueError(f'pooling must be "mean" or "cls", got {self.pooling!r}')
+        if self.activation not in ACTIVATIONS:
+            allowed = ", ".join(ACTIVATIONS)
+            raise ValueError(f"activation must be one of {allowed}, got {self.activation!r}")
+        if self.remat and self.stop_gradient_keys:
+            raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
+
+    @property
+    def stores_padding(self) -> bool:
+        """Whether padding takes part in attention: texts should then be padded to one length."""
+        return not self.attention.get("mask_keys", True)
+
+
+class Encoder(Layer):
+    """Text classifier: embeddings, blocks, pooling and a linear read-out.
+
+    Padding must follow the text, since positions count from the first token.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: See `EncoderConfig`.
+        attention: Called as `attention(width, rngs=rngs)` for each attention layer; for instance
+            `functools.partial(HopfieldAttention, beta=15.0)`.
         rngs: Random keys of the initial parameters.
+        **options: Other settings of `EncoderConfig`, except `memory`.
 
     Attributes:
-        config: These arguments as JSON, with the name and options of the attention.
+        config: These arguments as an `EncoderConfig`.
 
     Raises:
         TypeError, ValueError: An option is out of range, `width` is not a multiple of `num_heads`,
             or `remat` and `stop_gradient_keys` are both set.
     """
 
+    settings: type[EncoderConfig] = EncoderConfig
+
     def __init__(
         self,
         vocab_size: int,
-        num_outputs: int,
+        num_outputs: int | None,
         *,
         attention: Callable[..., Attention],
-        width: int = 128,
-        num_layers: int = 2,
-        ff_width: int = 512,
-        max_length: int = 128,
-        norm_first: bool = True,
-        pooling: Pooling = "mean",
-        dropout: float = 0.1,
-        drop_hidden: bool = False,
-        drop_pooled: bool = True,
-        stop_gradient_keys: bool = False,
-        padding_idx: int | None = None,
-        embedding_norm: bool = True,
-        epsilon: float = 1e-5,
-        embedding_scale: float = 1.0,
-        num_types: int = 0,
-        separator: int | None = None,
-        position_offset: int = 0,
-        remat: bool = False,
         rngs: nnx.Rngs,
+        **options: Any,
     ):
-        arguments = {k: v for k, v in locals().items() if k not in ("self", "rngs")}
-        arguments["attention"] = _described(attention)
-        check_count(1, num_outputs=num_outputs, num_layers=num_layers)
-        check_range(0, 1, ends="[)", dropout=dropout)
-        check_range(0, ends="()", embedding_scale=embedding_scale)
-        self.config = json.dumps(arguments, default=as_number)
-        if pooling not in ("mean", "cls"):
-            raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
-        if remat and stop_gradient_keys:
-            raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
-        # See `with_memory`.
-        self.memory: dict[Site, Callable[[Encoder, Tokens, TokenTypes], Tokens]] = {}
-        self.embedding_scale, self.separator = embedding_scale, separator
-        self.padding_idx = padding_idx
-        self.max_length, self.position_offset = max_length, position_offset
-        self.dropout, self.drop_pooled = dropout, drop_pooled
-        self.stop_gradient_keys, self.remat = stop_gradient_keys, remat
-        self.tokens = embedding(vocab_size, width, rngs=rngs)
-        self.positions = embedding(max_length + position_offset, width, rngs=rngs)
-        self.types = embedding(num_types, width, rngs=rngs) if num_types else None
-        self.norm = layer_norm(width, epsilon=epsilon, rngs=rngs) if embedding_norm else None
-        block = partial(
-            Block,
-            width,
-            attention=attention,
-            ff_width=ff_width,
-            norm_first=norm_first,
-            dropout=dropout,
-            drop_hidden=drop_hidden,
-            epsilon=epsilon,
-            rngs=rngs,
+        layer = getattr(attention, "func", attention)
+        described = {"name": layer.__name__, **getattr(attention, "keywords", {})}
+        config = self.settings(
+            vocab_size=vocab_size, num_outputs=num_outputs, attention=described, **options
         )
-        isolated = [stop_gradient_keys and number > 0 for number in range(num_layers)]
-        self.blocks = nnx.List([block(stop_gradient_keys=each) for each in isolated])
-        self.pooler = linear(width, width, rngs=rngs) if pooling == "cls" else None
-        self.classifier = linear(width, num_outputs, rngs=rngs)
+        if config.memory:
+            raise ValueError(f"memory must be added by with_memory, got {config.memory!r}")
+        self.config, width = config, config.width
+        self.memory: Recall | None = None
+        self.tokens = embedding(vocab_size, width, rngs=rngs)
+        self.positions = embedding(config.max_length + config.position_offset, width, rngs=rngs)
+        self.types = embedding(config.num_types, width, rngs=rngs) if config.num_types else None
+        norm = partial(layer_norm, width, epsilon=config.epsilon, rngs=rngs)
+        self.norm = norm() if config.embedding_norm else None
+        self.blocks = nnx.List([
+            Block(
+                width,
+                attention=attention,
+                ff_width=config.ff_width,
+                norm_first=config.norm_first,
+                dropout=config.dropout,
+                activation=ACTIVATIONS[config.activation],
+                drop_hidden=config.drop_hidden,
+                epsilon=config.epsilon,
+                stop_gradient_keys=config.stop_gradient_keys and number > 0,
+                rngs=rngs,
+            )
+            for number in range(config.num_layers)
+        ])  # fmt: skip
+        self.pooler = linear(width, width, rngs=rngs) if config.pooling == "cls" else None
+        self.classifier = linear(width, num_outputs, rngs=rngs) if num_outputs else None
+
+    def remember(self, memory: "Recall") -> None:
+        """Adds a memory, see `hopfax.nn.with_memory`."""
+        self.memory = nnx.data(memory)  # a module, where None was
+        self.config = replace(self.config, memory=memory.site)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
         """Returns the token embeddings: the *token* site; nan for ids outside the vocabulary."""
         # By default, negative ids count from the end.
         ids = jnp.where(ids < 0, self.tokens.num_embeddings, ids)
-        tokens = self.embedding_scale * self.tokens(ids)
-        if self.padding_idx is None:
+        tokens = self.config.embedding_scale * self.tokens(ids)
+        if self.config.padding_idx is None:
             return tokens
-        padding = (ids == self.padding_idx)[..., None]
+        padding = (ids == self.config.padding_idx)[..., None]
         return jnp.where(padding, jax.lax.stop_gradient(tokens), tokens)
 
     def token_types(self, ids: Int[Array, "batch tokens"]) -> Int[Array, "batch tokens"]:
         """Returns 1 for tokens after the first separator of a model with two types, else 0."""
-        if self.types is None or self.types.num_embeddings < 2 or self.separator is None:
+        if self.config.num_types < 2 or self.config.separator is None:
             return jnp.zeros_like(ids)
-        ends = ids == self.separator
+        ends = ids == self.config.separator
         return jnp.minimum(jnp.cumsum(ends, axis=-1) - ends, 1)
 
     def embed(
@@ -329,21 +261,28 @@ class Encoder(Layer):
         Raises:
             ValueError: There are more than `max_length` tokens.
         """
-        if tokens.shape[-2] > self.max_length:
-            raise ValueError(
-                f"texts must have at most max_length={self.max_length} tokens, got "
-                f"{tokens.shape[-2]}"
-            )
-        if recall := self.memory.get("token"):
-            tokens = recall(self, tokens, types)
-        if positions is None:
-            positions = self.position_offset + jnp.arange(tokens.shape[-2])[None]
-        embeddings = tokens + self.embedding_scale * self.positions(positions)
-        if self.types is not None:
-            types = jnp.zeros(tokens.shape[:-1], int) if types is None else types
-            embeddings += self.embedding_scale * self.types(types)
+        longest, length = self.config.max_length, tokens.shape[-2]
+        if length > longest:
+            raise ValueError(f"texts must have at most max_length={longest} tokens, got {length}")
+        if self.memory and self.memory.site == "token":
+            tokens = self.memory(self, tokens, types)
+        embeddings = tokens + self.offsets(tokens.shape[:-1], types, positions)
         embeddings = embeddings if self.norm is None else self.norm(embeddings)
-        return dropout(key, embeddings, self.dropout)
+        return dropout(key, embeddings, self.config.dropout)
+
+    def offsets(
+        self,
+        shape: tuple[int, ...],
+        types: TokenTypes = None,
+        positions: Int[Array, "batch tokens"] | None = None,
+    ) -> Float[Array, "#batch tokens width"]:
+        """Returns the scaled vectors of positions and token types, for a batch of this shape."""
+        if positions is None:
+            positions = self.config.position_offset + jnp.arange(shape[-1])[None]
+        offsets = self.positions(positions)
+        if self.types is not None:
+            offsets += self.types(jnp.zeros(shape, int) if types is None else types)
+        return self.config.embedding_scale * offsets
 
     def encode(
         self, embeddings: Tokens, mask: Mask, types: TokenTypes = None, *, key: Key = None
@@ -357,7 +296,7 @@ class Encoder(Layer):
             key: Key for dropout; None disables it.
         """
         hidden = self._start(embeddings, mask, types)
-        if self.remat:
+        if self.config.remat and is_traced(hidden):
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
         else:
             outputs = []
@@ -390,19 +329,17 @@ class Encoder(Layer):
             x, values = values, block(values, mask).values
             yield block, x, values
 
-    @property
-    def stores_padding(self) -> bool:
-        """Whether padding takes part in attention: texts should then be padded to one length."""
-        return not getattr(self.blocks[0].attention, "mask_keys", True)
-
     def _start(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Tokens:
-        """Returns the blocks' input, with zeros for padding if keys are masked."""
-        if recall := self.memory.get("embedding"):
-            embeddings = recall(self, embeddings, types)
-        # 0 * nan would reach the gradients of shared weights.
-        if not self.stores_padding:
-            embeddings = jnp.where(mask[..., None], embeddings, 0)
-        return embeddings.astype(self.blocks[0].dtype)
+        """Returns the blocks' input, in their dtype."""
+        if self.memory and self.memory.site == "embedding":
+            embeddings = self.memory(self, embeddings, types)
+        return self._finite(embeddings, mask).astype(self.blocks[0].dtype)
+
+    def _finite(self, x: Tokens, mask: Mask) -> Tokens:
+        """Zeroes padding that is not finite, unless it is stored: 0 * nan would reach gradients."""
+        if self.config.stores_padding:
+            return x
+        return jnp.where(mask[..., None] | jnp.isfinite(x), x, 0)
 
     def _layer(
         self, mask: Mask, key: Key, block: Block, x: Tokens, number: int | Array
@@ -419,7 +356,9 @@ class Encoder(Layer):
             pooled = mean_of_real(hidden, mask)
         else:
             pooled = jnp.tanh(self.pooler(hidden[:, 0]))
-        return self.classifier(dropout(key, pooled, self.dropout * self.drop_pooled))
+        if self.classifier is None:
+            raise ValueError("this encoder has no classifier: num_outputs is None")
+        return self.classifier(dropout(key, pooled, self.config.dropout * self.config.drop_pooled))
 
     def __call__(
         self,
@@ -432,10 +371,8 @@ class Encoder(Layer):
         """Runs all stages, with dropout if a key is given, and with the perturbation `added`."""
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         check_mask(mask, ids.shape)
-        tokens = self.embed_tokens(ids)
-        if not self.stores_padding:
-            # Padding may have ids outside the vocabulary: 0 * nan would reach the gradients.
-            tokens = jnp.where(mask[..., None] | jnp.isfinite(tokens), tokens, 0)
+        # Padding may have ids outside the vocabulary.
+        tokens = self._finite(self.embed_tokens(ids), mask)
         tokens = tokens if added.token is None else tokens + added.token
         types = self.token_types(ids)
 
@@ -445,6 +382,6 @@ class Encoder(Layer):
             return self.encode(embeddings, mask, types, key=for_blocks)
 
         encoding = run(*keys[:2])
-        if key is not None and self.stop_gradient_keys:
+        if key is not None and self.config.stop_gradient_keys:
             encoding = encoding._replace(keys=run(None, jax.random.fold_in(key, _KEYS)).keys)
         return Classification(self.classify(encoding.hidden, mask, key=keys[2]), encoding)

@@ -1,25 +1,14 @@
-"""BERT, RoBERTa, GPT-2 and Gemma-2 as pure functions of their parameters, for one sequence.
+"""Families of pretrained models: names of their tensors and settings, and defaults."""
 
-Parameters are nested dicts; those of all layers are stacked along the first axis. Weights are
-(inputs, outputs).
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-References:
-    Devlin et al. (2019), BERT; Liu et al. (2019), RoBERTa; Radford et al. (2019), Language Models
-    are Unsupervised Multitask Learners; Gemma Team (2024), Gemma 2.
-"""
-
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
-
+from hopfax.nn.encoder import EncoderConfig
 from hopfax.nn.functional import Params
+from hopfax.nn.tensor_files import Leaf, leaves_of
 
 
-class Config:
+class Settings:
     """Settings of `config.json`, with the same names for every family. Null counts as missing."""
 
     def __init__(self, raw: Mapping[str, Any], names: Mapping[str, str]):
@@ -64,232 +53,278 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a number > 0, got {value!r}")
 
 
-# (parameters, embeddings, mask, token types) -> (output, hidden states, attention weights),
-# without a batch axis.
-Output = tuple[
-    Float[Array, "tokens outputs"],
-    Float[Array, "states tokens width"],
-    Float[Array, "layers heads queries tokens"],
-]
-Attention = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
-Forward = Callable[[Params, Array, Array, Array], Output]
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_new": jax.nn.gelu,
-    "gelu_pytorch_tanh": jax.nn.gelu,
+# Module of an `Encoder` -> its name in files; {} is the layer's number.
+_ENCODER = {
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "blocks.{}.attention.query": "encoder.layer.{}.attention.self.query",
+    "blocks.{}.attention.key": "encoder.layer.{}.attention.self.key",
+    "blocks.{}.attention.value": "encoder.layer.{}.attention.self.value",
+    "blocks.{}.attention.out": "encoder.layer.{}.attention.output.dense",
+    "blocks.{}.attention_norm": "encoder.layer.{}.attention.output.LayerNorm",
+    "blocks.{}.ff_in": "encoder.layer.{}.intermediate.dense",
+    "blocks.{}.ff_out": "encoder.layer.{}.output.dense",
+    "blocks.{}.ff_norm": "encoder.layer.{}.output.LayerNorm",
+    "classifier": "classifier",
+}
+# Module of a causal model -> its name in files.
+_GPT2 = {
+    "tokens": "wte",
+    "positions": "wpe",
+    "layers.attention_norm": "h.{}.ln_1",
+    "layers.qkv": "h.{}.attn.c_attn",
+    "layers.attention_out": "h.{}.attn.c_proj",
+    "layers.ff_norm": "h.{}.ln_2",
+    "layers.ff_in": "h.{}.mlp.c_fc",
+    "layers.ff_out": "h.{}.mlp.c_proj",
+    "norm": "ln_f",
+}
+_GEMMA2 = {
+    "tokens": "embed_tokens",
+    "layers.attention_norm": "layers.{}.input_layernorm",
+    "layers.query": "layers.{}.self_attn.q_proj",
+    "layers.key": "layers.{}.self_attn.k_proj",
+    "layers.value": "layers.{}.self_attn.v_proj",
+    "layers.attention_out": "layers.{}.self_attn.o_proj",
+    "layers.attention_out_norm": "layers.{}.post_attention_layernorm",
+    "layers.ff_norm": "layers.{}.pre_feedforward_layernorm",
+    "layers.ff_gate": "layers.{}.mlp.gate_proj",
+    "layers.ff_in": "layers.{}.mlp.up_proj",
+    "layers.ff_out": "layers.{}.mlp.down_proj",
+    "layers.ff_out_norm": "layers.{}.post_feedforward_layernorm",
+    "norm": "norm",
+}
+# Inputs and outputs of a causal model's matrices; of norms, the width.
+_MATRICES = {
+    "tokens": ("vocab", "width"),
+    "positions": ("positions", "width"),
+    "layers.qkv": ("width", "qkv"),
+    "layers.query": ("width", "queries"),
+    "layers.key": ("width", "keys"),
+    "layers.value": ("width", "keys"),
+    "layers.attention_out": ("queries", "width"),
+    "layers.ff_gate": ("width", "ff"),
+    "layers.ff_in": ("width", "ff"),
+    "layers.ff_out": ("ff", "width"),
 }
 
 
-def encoder(config: Config) -> Forward:
-    """BERT and RoBERTa: post-norm blocks, attention in both directions."""
-    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
-    activation = config.choose("hidden_act", _ACTIVATIONS)
-    heads = partial(_split, head_width=config.head_width)
-    scale, start = config.head_width**-0.5, config.first_position
+class Family(NamedTuple):
+    """Names and storage of a family.
 
-    def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
-        positions = encoder_positions(mask, start)
-        x = embeddings + rows(params["positions"], positions) + rows(params["types"], types)
+    Attributes:
+        modules: Names in files of the model's modules.
+        unused: Name patterns of ignored tensors: heads, poolers, buffers.
+        prefix: Prefix of the names in files of models with a head.
+        defaults: Those of `transformers`, for settings that a file leaves out.
+        head: Names of the modules of models for sequence classification, if they are supported.
+        settings: The family's names of settings.
+        fixed: Settings with only one supported value.
+        biases: Whether a causal model's modules but embeddings have a bias.
+        transposed: Whether a causal model's matrices are stored as (outputs, inputs).
+        scaled: Whether token embeddings are multiplied by the square root of their width.
+    """
 
-        def block(x: Array, p: Params, _: None) -> Attention:
-            query, keys, values = (heads(_linear(p[k], x)) for k in ("query", "key", "value"))
-            mixed, weights = _attend(query, keys, values, mask[None], scale=scale)
-            x = norm(p["attention_norm"], x + _linear(p["attention_out"], mixed))
-            hidden = activation(_linear(p["ff_in"], x))
-            return norm(p["ff_norm"], x + _linear(p["ff_out"], hidden)), weights
-
-        states, weights = _run_layers(block, norm(params["norm"], x), params["layers"])
-        return states[-1], states, weights
-
-    return forward
-
-
-def gpt2(config: Config) -> Forward:
-    """GPT-2: pre-norm blocks, causal attention, one projection for queries, keys and values."""
-    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
-    activation = config.choose("hidden_act", _ACTIVATIONS)
-    heads = partial(_split, head_width=config.head_width)
-    scale = config.head_width**-0.5
-
-    def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
-        allowed = mask & (_distances(mask) >= 0)
-        x = embeddings + rows(params["positions"], _positions(mask))
-
-        def block(x: Array, p: Params, _: None) -> Attention:
-            h = _linear(p["qkv"], norm(p["attention_norm"], x))
-            query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
-            x = x + _linear(p["attention_out"], mixed)
-            hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
-            return x + _linear(p["ff_out"], hidden), weights
-
-        final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, x, params["layers"], final=final)
-        return _logits(params, states[-1]), states, weights
-
-    return forward
+    modules: Mapping[str, str]
+    unused: tuple[str, ...]
+    prefix: str
+    defaults: Mapping[str, Any]
+    head: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
+    fixed: Mapping[str, Any] = {}
+    biases: bool = True
+    transposed: bool = True
+    scaled: bool = False
 
 
-def gemma2(config: Config) -> Forward:
-    """Gemma-2: RMS norms around both parts, rotary positions, soft caps, alternating windows."""
-    norm = partial(_rms_norm, eps=config["rms_norm_eps"])
-    activation = config.choose("hidden_act", _ACTIVATIONS)
-    heads = partial(_split, head_width=config.head_width)
-    rotate = partial(_rotate, theta=_rope_theta(config))
-    scale = config["query_pre_attn_scalar"] ** -0.5
-    cap, final_cap = (config.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
-    windows = _windows(config)
+_BERT = Family(
+    modules=_ENCODER,
+    unused=("embeddings.position_ids", "pooler.*", "cls.*", "classifier.*", "qa_outputs.*"),
+    prefix="bert.",
+    defaults={
+        "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 0,
+    },
+    head={"pooler": "pooler.dense"},
+    fixed={"position_embedding_type": "absolute", "is_decoder": False},
+)  # fmt: skip
+FAMILIES = {
+    "bert": _BERT,
+    "roberta": _BERT._replace(
+        prefix="roberta.",
+        head={"pooler": "classifier.dense", "classifier": "classifier.out_proj"},
+        unused=(*_BERT.unused, "lm_head.*"),
+        defaults={**_BERT.defaults, "vocab_size": 50265, "pad_token_id": 1},
+    ),
+    "gpt2": Family(
+        modules=_GPT2,
+        unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight", "score.weight"),
+        prefix="transformer.",
+        defaults={
+            "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+            "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+        },
+        settings={
+            "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head", "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        fixed={
+            "add_cross_attention": False, "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True,
+        },
+        transposed=False,
+    ),
+    "gemma2": Family(
+        modules=_GEMMA2,
+        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
+        prefix="model.",
+        defaults={
+            "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "head_dim": 256,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 9216,
+            "max_position_embeddings": 8192, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+        settings={"hidden_act": "hidden_activation"},
+        fixed={
+            "attention_bias": False, "use_bidirectional_attention": False,
+            "tie_word_embeddings": True,
+        },
+        biases=False,
+        scaled=True,
+    ),
+}  # fmt: skip
 
-    def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
-        distances = _distances(mask)
-        causal = mask & (distances >= 0)
 
-        def block(x: Array, p: Params, window: Array) -> Attention:
-            h = norm(p["attention_norm"], x)
-            query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
-            allowed = causal & (distances < window)
-            query, keys = rotate(query), rotate(keys)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale, cap=cap)
-            x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
-            h = norm(p["ff_norm"], x)
-            hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights
-
-        final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, embeddings, params["layers"], windows, final=final)
-        return _soft_cap(_logits(params, states[-1]), final_cap), states, weights
-
-    return forward
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "num_key_value_heads", "head_dim", "type_vocab_size",
+    "sliding_window", "num_labels",
+)  # fmt: skip
+_LARGEST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}  # each is built, or named
+_POSITIVE = (
+    "layer_norm_eps", "rms_norm_eps", "query_pre_attn_scalar", "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # fmt: skip
 
 
-def _rope_theta(config: Config) -> float:
-    for key in ("rope_parameters", "rope_scaling"):
-        if not isinstance(value := config.get(key, {}), dict):
-            raise ValueError(f"{key} must be an object, got {value!r}")
-    rope = config.get("rope_parameters", config.get("rope_scaling", {}))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ValueError(f"rope_type must be default, got {kind!r}")
-    theta = rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]
-    check_positive("rope_theta", theta)
-    return theta
+def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
+    """Returns the family of a `config.json` and its settings; a ValueError names a wrong one."""
+    family = Settings(raw, {}).choose("model_type", FAMILIES)
+    config = Settings({**family.defaults, **raw}, family.settings)
+    for key, value in family.fixed.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{key} must be {value!r}, got {config[key]!r}")
+    for key in _SIZES:
+        size, most = config.get(key, 1), _LARGEST.get(key)
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= (most or size):
+            allowed = f"from 1 to {most}" if most else ">= 1"
+            raise ValueError(
+                f"{family.settings.get(key, key)} must be an integer {allowed}, got {size!r}"
+            )
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    if config.get("head_dim") is None and width % heads:
+        names = [family.settings.get(n, n) for n in ("hidden_size", "num_attention_heads")]
+        sizes = f"got {width} and {heads}"
+        raise ValueError(f"{names[0]} must be a multiple of {names[1]}, {sizes}")
+    for key in _POSITIVE:
+        check_positive(family.settings.get(key, key), config.get(key, 1))
+    return family, config
 
 
-def _windows(config: Config) -> Int[Array, " layers"]:
-    """Returns the number of tokens each layer's queries attend to, including their own."""
-    num_layers = config["num_hidden_layers"]
+def labels_of(config: Settings) -> tuple[str, ...]:
+    """Returns the class names of a model for sequence classification; () for others."""
+    if (
+        "ForSequenceClassification" not in str(config.get("architectures"))
+        or config.get("problem_type") == "multi_label_classification"
+    ):
+        return ()
+    # `transformers` does not write the default.
+    default = {str(number): f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
+    labels = config.get("id2label", default)
+    if not isinstance(labels, dict) or set(labels) != {str(n) for n in range(len(labels) or 1)}:
+        raise ValueError(f"id2label must map 0, 1, ... to names, got {labels}")
+    names = tuple(str(labels[str(number)]) for number in range(len(labels)))
+    if config.get("problem_type") == "regression" and len(names) > 1:
+        return ()
+    if len(set(names)) < len(names):
+        raise ValueError(f"id2label must have distinct names, got {', '.join(names)}")
+    return names
+
+
+def encoder_leaves(shapes: Params, family: Family) -> dict[str, Leaf]:
+    """Returns how the files of a family store the parameters of an `Encoder`."""
+    return leaves_of(shapes, {**family.modules, **(family.head if "pooler" in shapes else {})})
+
+
+def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
+    """Returns how files store the parameters of a causal model, all layers stacked."""
+    heads, width = config["num_attention_heads"], config["hidden_size"]
     sizes = {
-        "sliding_attention": config["sliding_window"],
-        "full_attention": config["max_position_embeddings"],
+        "vocab": config["vocab_size"],
+        "width": width,
+        "queries": heads * config.head_width,
+        "keys": config.get("num_key_value_heads", heads) * config.head_width,
+        "qkv": 3 * heads * config.head_width,
+        "ff": config.get("intermediate_size", 4 * width),
+        "positions": config["max_position_embeddings"],
     }
-    types = config.get("layer_types", [list(sizes)[layer % 2] for layer in range(num_layers)])
-    known = isinstance(types, list) and all(name in list(sizes) for name in types)
-    if not known or len(types) != num_layers:
-        raise ValueError(
-            f"layer_types must be a list of {num_layers} of {', '.join(sizes)}, got {types!r}"
-        )
-    return jnp.array([sizes[name] for name in types])
+    leaves = {}
+    for path, module in family.modules.items():
+        layers, stacked = range(config["num_hidden_layers"]), "{}" in module
+        names = [module.format(layer) for layer in (layers if stacked else (0,))]
+        shape = tuple(sizes[name] for name in _MATRICES.get(path, ("width",)))
+        table = path in ("tokens", "positions")
+        flip = family.transposed and not table and len(shape) == 2
+        weights = [f"{name}.weight" for name in names]
+        kind = "embedding" if table else "weight"
+        leaves[f"{path}.{kind}"] = Leaf(weights, shape[::-1] if flip else shape, flip, stacked)
+        if family.biases and not table:
+            biases = [f"{name}.bias" for name in names]
+            leaves[f"{path}.bias"] = Leaf(biases, shape[-1:], False, stacked)
+    return leaves
 
 
-def _run_layers(
-    block: Callable[[Array, Params, Any], Attention],
-    x: Float[Array, "tokens width"],
-    layers: Params,
-    settings: Array | None = None,
-    *,
-    final: Callable[[Array], Array] = lambda x: x,
-) -> tuple[Float[Array, "states tokens width"], Float[Array, "layers heads queries tokens"]]:
-    """Returns hidden states, the last one after `final`, and attention weights of all layers."""
+def family_config(encoder: EncoderConfig) -> dict[str, Any]:
+    """Returns the `config.json` of an encoder that is a BERT or RoBERTa; {} for others.
 
-    def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Array]]:
-        output, weights = block(x, *layer)
-        return output, (x, weights)
-
-    last, (inputs, weights) = jax.lax.scan(step, x, (layers, settings))
-    return jnp.concatenate([inputs, final(last)[None]]), weights
-
-
-def _attend(
-    query: Float[Array, "tokens heads head"],
-    keys: Float[Array, "tokens groups head"],
-    values: Float[Array, "tokens groups head"],
-    allowed: Bool[Array, "#tokens tokens"],
-    *,
-    scale: float,
-    cap: float | None = None,
-) -> Attention:
-    """Softmax attention in float32 at least; groups of heads share keys and values."""
-
-    def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-        scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
-        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
-        return weights.astype(values.dtype) @ values, weights
-
-    group = query.shape[1] // keys.shape[1]
-    keys, values = jnp.repeat(keys, group, axis=1), jnp.repeat(values, group, axis=1)
-    mixed, weights = jax.vmap(head, in_axes=1, out_axes=(1, 0))(query, keys, values)
-    return mixed.reshape(len(query), -1), weights
-
-
-def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
-    """Rotary position embedding of the two halves of a head: Su et al. (2021), RoFormer."""
-    half = x.shape[-1] // 2
-    angles = jnp.arange(len(x))[:, None, None] * theta ** (-jnp.arange(half) / half)
-    left, right = jnp.split(_wide(x), 2, axis=-1)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-    return rotated.astype(x.dtype)
-
-
-def encoder_positions(mask: Bool[Array, " tokens"], first: int) -> Int[Array, " tokens"]:
-    """Returns BERT's positions, or with `first` > 0 RoBERTa's, which count real tokens."""
-    return first - 1 + jnp.cumsum(mask) * mask if first else _positions(mask)
-
-
-def _positions(mask: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:
-    """Counts from the first real token."""
-    return jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
-
-
-def _distances(mask: Bool[Array, " tokens"]) -> Int[Array, "queries keys"]:
-    return jnp.arange(len(mask))[:, None] - jnp.arange(len(mask))
-
-
-def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:
-    return x.reshape(len(x), -1, head_width)
-
-
-def rows(p: Params, ids: Int[Array, "..."]) -> Float[Array, "... width"]:
-    """Looks up embeddings; NaN for ids outside the table."""
-    # By default, negative ids count from the end.
-    return jnp.take(p["weight"], jnp.where(ids < 0, len(p["weight"]), ids), axis=0)
-
-
-def _logits(params: Params, x: Array) -> Array:
-    return x @ params["tokens"]["weight"].T
-
-
-def _linear(p: Params, x: Array) -> Array:
-    return x @ p["weight"] + p.get("bias", 0)
-
-
-def _layer_norm(p: Params, x: Array, *, eps: float) -> Array:
-    centered = _wide(x) - _wide(x).mean(-1, keepdims=True)
-    return (_normalize(centered, eps=eps) * p["weight"] + p["bias"]).astype(x.dtype)
-
-
-def _rms_norm(p: Params, x: Array, *, eps: float) -> Array:
-    return (_normalize(_wide(x), eps=eps) * (1 + _wide(p["weight"]))).astype(x.dtype)
-
-
-def _normalize(x: Array, *, eps: float) -> Array:
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
-
-
-def _soft_cap(x: Array, cap: float | None) -> Array:
-    return x if cap is None else cap * jnp.tanh(x / cap)
-
-
-def _wide(x: Array) -> Array:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    Both have softmax attention, post-LN blocks and token types; a BERT with two types has a
+    separator, and a RoBERTa has a position offset. The head is left out if the encoder pools by the
+    mean.
+    """
+    attention, offset = encoder.attention, encoder.position_offset
+    separated = encoder.separator is not None
+    if (
+        type(encoder) is not EncoderConfig
+        or encoder.memory
+        or attention["name"] != "SoftmaxAttention"
+        or "num_heads" not in attention
+        or attention.get("causal")
+        or encoder.norm_first
+        or not encoder.embedding_norm
+        or encoder.embedding_scale != 1
+        or not encoder.num_types
+        or (separated if offset else not separated and encoder.num_types > 1)
+    ):
+        return {}
+    head = encoder.pooling == "cls"
+    name = "Roberta" if offset else "Bert"
+    return {
+        "model_type": name.lower(),
+        "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
+        "hidden_size": encoder.width,
+        "num_hidden_layers": encoder.num_layers,
+        "num_attention_heads": attention["num_heads"],
+        "intermediate_size": encoder.ff_width,
+        "max_position_embeddings": encoder.max_length + offset,
+        "type_vocab_size": encoder.num_types,
+        "layer_norm_eps": encoder.epsilon,
+        "hidden_act": encoder.activation,
+        # RoBERTa counts positions from the padding token's id.
+        **({"pad_token_id": offset - 1} if offset else {}),
+    }

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
+from hopfax.cpu import fast_key
+
 Module = TypeVar("Module", bound=nnx.Module)
 Params = dict[str, Any]
-Method = str | Callable[..., Any]
 
 
 class _Signature:
@@ -35,12 +36,17 @@ class Functional(NamedTuple, Generic[Module]):
 
     Attributes:
         init: `init(key) -> params`; `vmap` it over keys for several seeds at once.
-        apply: `apply(params, *inputs, method="__call__", **options)` calls the module with these
-            parameters. `method` is the name of a method, or a function that takes the module first.
+        apply: `apply(params, *inputs, method="__call__", **options)` calls the method of this name
+            with these parameters. It is compiled once for every shape of the arrays and every value
+            of boolean, integer and string options.
+        build: `build(rngs=rngs)` returns the module.
+        config: The module's `config`, if it has one, such as an `EncoderConfig`.
     """
 
     init: Callable[[PRNGKeyArray], Params]
     apply: Callable[..., Any]
+    build: Callable[..., Module] | None = None
+    config: Any = None
 
 
 def functional(build: Callable[..., Module]) -> Functional[Module]:
@@ -61,32 +67,53 @@ def functional(build: Callable[..., Module]) -> Functional[Module]:
         (['bias', 'kernel'], (2,))
     """
     network = _Network(build)
-    return Functional(network.init, network.apply)
+    return Functional(network.init, network.apply, build, network.config)
+
+
+class _Keys:
+    """The keys of `nnx.Rngs(key)`, of any stream; tracing these takes a fifth of the time."""
+
+    def __init__(self, key: PRNGKeyArray):
+        self._key, self._count = key, 0
+
+    def __getattr__(self, stream: str) -> Callable[[], PRNGKeyArray]:
+        if stream.startswith("__"):
+            raise AttributeError(stream)
+        return self
+
+    def __call__(self) -> PRNGKeyArray:
+        self._count += 1
+        return jax.random.fold_in(self._key, self._count - 1)
 
 
 class _Network(Generic[Module]):
     """Pickled as `build`: flax's modules hold functions that cannot be pickled."""
 
     def __init__(self, build: Callable[..., Module]):
-        self.build = build
-        self.graphdef, _ = nnx.split(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0))), nnx.Param)
+        module = nnx.eval_shape(lambda: build(rngs=_Keys(jax.random.key(0))))
+        self.build, self.config = build, getattr(module, "config", None)
+        self.graphdef, params = nnx.split(module, nnx.Param)
+        self.names = {*flatten(nnx.to_pure_dict(params))}
+        # Of this object, so that compiled programs are freed with the model.
+        self.call = jax.jit(self._call, static_argnums=(0, 1))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.build,)
 
     def init(self, key: PRNGKeyArray) -> Params:
-        return nnx.to_pure_dict(nnx.split(self.build(rngs=nnx.Rngs(key)), nnx.Param)[1])
+        return nnx.to_pure_dict(nnx.split(self.build(rngs=_Keys(fast_key(key))), nnx.Param)[1])
 
-    def apply(
-        self, params: Params, *inputs: Any, method: Method = "__call__", **options: Any
+    def apply(self, params: Params, *inputs: Any, method: str = "__call__", **options: Any) -> Any:
+        fixed = {n: options.pop(n) for n in [*options] if isinstance(options[n], bool | int | str)}
+        return self.call(method, (*fixed.items(),), params, inputs, options)
+
+    def _call(
+        self, method: str, fixed: Any, params: Params, inputs: Any, options: dict[str, Any]
     ) -> Any:
-        return call(nnx.merge(self.graphdef, params), method, *inputs, **options)
-
-
-def call(module: nnx.Module, method: Method, *inputs: Any, **options: Any) -> Any:
-    """Calls a method by its name, or a function that takes the module first."""
-    fn = getattr(type(module), method) if isinstance(method, str) else method
-    return fn(module, *inputs, **options)
+        if wrong := sorted({*flatten(params)} ^ self.names):
+            raise ValueError(f"params must be the model's, got missing or unknown {wrong[0]}")
+        module = nnx.merge(self.graphdef, params)
+        return getattr(type(module), method)(module, *inputs, **dict(fixed), **options)
 
 
 class Compiled:
@@ -136,12 +163,12 @@ def scan_modules(
     return jax.lax.scan(body, carry, (jnp.arange(len(modules)), stacked))
 
 
-def named_leaves(params: Params, separator: str = ".") -> dict[str, Any]:
+def flatten(params: Params, separator: str = ".") -> dict[str, Any]:
     """Returns the leaves by their paths, in the order of `jax.tree.leaves`.
 
     Example:
-        >>> from hopfax.nn.functional import named_leaves
-        >>> named_leaves({"norm": {"scale": 1.0}, "blocks": {0: {"bias": 0.0}}})
+        >>> from hopfax.nn.functional import flatten
+        >>> flatten({"norm": {"scale": 1.0}, "blocks": {0: {"bias": 0.0}}})
         {'blocks.0.bias': 0.0, 'norm.scale': 1.0}
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_range, check_shape, check_shapes, compile_once
 from hopfax.hopfield import denoise, denoise_normalized
 from hopfax.hopfield.denoise import check_values
-from hopfax.nn.encoder import Encoder, Site, Tokens, TokenTypes
-from hopfax.nn.functional import Functional, Method, Params, call
+from hopfax.nn.encoder import Encoder, EncoderConfig, Site, Tokens, TokenTypes
+from hopfax.nn.functional import Functional, Params, functional
 
 
 def _check_recall(
@@ -87,7 +88,11 @@ def recall(
 
 
 def with_memory(
-    model: Functional[Encoder], *, site: Site = "token", sigma: float | None = None
+    model: Functional[Encoder],
+    *,
+    site: Site = "token",
+    sigma: float | None = None,
+    denoise: Callable[..., Tokens] = recall,
 ) -> Functional[Encoder]:
     """Returns an encoder that applies `recall` to its embeddings, with its own vocabulary.
 
@@ -103,13 +108,13 @@ def with_memory(
             (positions as `Encoder.embed` counts them by default).
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown, so that
             each token's noise level is integrated out.
+        denoise: Function with the arguments of `recall`, to use at the token site instead of it.
 
     Raises:
         TypeError: `model` is not a `Functional` with an `Encoder`. To denoise the embeddings of a
             `Pretrained`, use `recall`.
         ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
-            embedding LayerNorm; the model already has memory; or `sigma` is out of range. `apply`
-            raises it for parameters without `"memory"`.
+            embedding LayerNorm; the model already has memory; or `sigma` is out of range.
 
     Example:
         >>> import jax
@@ -118,7 +123,7 @@ def with_memory(
         >>> sorted(model.init(jax.random.key(0))["memory"])
         ['log_prior', 'log_scale']
     """
-    if site not in _RECALLS:
+    if site not in ("token", "embedding"):
         raise ValueError(f'site must be "token" or "embedding", got {site!r}')
     if not isinstance(model, Functional):
         raise TypeError(
@@ -128,94 +133,64 @@ def with_memory(
     if sigma is not None:
         check_shapes(sigma=(sigma, ""))
         check_range(0, ends="()", sigma=sigma)
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    if "positions" not in shapes:
-        raise TypeError(f"model must be an Encoder, got one with parameters {', '.join(shapes)}")
-    if site == "embedding" and "norm" not in shapes:
+    config: Any = model.config
+    if not isinstance(config, EncoderConfig):
+        raise TypeError(f"model must be an Encoder, got one with config {config!r}")
+    if site == "embedding" and not config.embedding_norm:
         raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
-    if "memory" in shapes:
+    if config.memory:
         raise ValueError("the model already has memory; memory at both sites is not supported")
+    start = partial(initial_memory, config.vocab_size, config.width, sigma)
+    assert model.build
+    build = partial(_add, model.build, partial(Memory, start, site=site, denoise=denoise))
+    return functional(build)._replace(init=partial(_init, model.init, start))
 
-    return Functional(partial(_init, model.init, sigma), denoised(model, site, _RECALLS[site]))
 
-
-def initial_memory(table: Array, sigma: float | None) -> Params:
+def initial_memory(vocab_size: int, width: int, sigma: float | None) -> Params:
     """Returns the parameters that `with_memory` adds."""
-    memory = {"log_prior": jnp.zeros(len(table)), "log_scale": jnp.zeros(table.shape[1])}
+    memory = {"log_prior": jnp.zeros(vocab_size), "log_scale": jnp.zeros(width)}
     return memory if sigma is None else {**memory, "log_sigma": jnp.log(jnp.full(1, sigma))}
 
 
-def _init(init: Callable[..., Params], sigma: float | None, key: PRNGKeyArray) -> Params:
-    params = init(key)
-    return {**params, "memory": initial_memory(params["tokens"]["embedding"], sigma)}
+def _add(build: Callable[..., Encoder], memory: Callable[[], "Memory"], **rngs: Any) -> Encoder:
+    network = build(**rngs)
+    network.remember(memory())
+    return network
 
 
-def _level(memory: Params) -> Array | None:
-    return jnp.exp(memory["log_sigma"][0]) if "log_sigma" in memory else None
+def _init(init: Callable[..., Params], start: Callable[[], Params], key: PRNGKeyArray) -> Params:
+    return {**init(key), "memory": start()}
 
 
-def _patterns(network: Encoder) -> Array:
-    table, padding = network.tokens.embedding[...], network.padding_idx
-    if padding is not None:  # without a gradient, as in the encoder
-        table = table.at[padding].set(jax.lax.stop_gradient(table[padding]))
-    return network.embedding_scale * table
+class Memory(nnx.Module):
+    """Retrieval from the vocabulary of an encoder; see `with_memory`."""
 
+    def __init__(self, start: Callable[[], Params], *, site: Site, denoise: Callable[..., Tokens]):
+        self.site: Site = site
+        self.denoise = denoise
+        params = {name: nnx.Param(value) for name, value in start().items()}
+        self.log_prior, self.log_scale = params["log_prior"], params["log_scale"]
+        self.log_sigma = params.get("log_sigma")
 
-def _at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
-    others = {name: value for name, value in memory.items() if name != "log_sigma"}
-    return recall(tokens, _patterns(network), sigma=_level(memory), **others)
+    def __call__(self, network: Encoder, x: Tokens, types: TokenTypes) -> Tokens:
+        """Removes the noise of token vectors or embeddings."""
+        table, padding = network.tokens.embedding[...], network.config.padding_idx
+        if padding is not None:  # without a gradient, as in the encoder
+            table = table.at[padding].set(jax.lax.stop_gradient(table[padding]))
+        table, log_prior = network.config.embedding_scale * table, self.log_prior[...]
+        sigma = None if self.log_sigma is None else jnp.exp(self.log_sigma[0])
+        if self.site == "token":
+            known = {"log_prior": log_prior, "log_scale": self.log_scale[...]}
+            return self.denoise(x, table, sigma=sigma, **known)
+        norm = network.norm
+        assert norm and norm.scale and norm.bias
+        options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
 
+        def one(row: Array, offset: Array) -> Array:
+            known = {"sigma": sigma, "log_prior": log_prior}
+            return denoise_normalized(row, table, offset, **known, **options).value
 
-def _at_embedding(
-    memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
-) -> Tokens:
-    norm = network.norm
-    assert norm and norm.scale and norm.bias
-    options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
-    table = _patterns(network)
-    positions = network.position_offset + jnp.arange(embeddings.shape[-2])
-    offsets, axis = network.positions(positions), None
-    if network.types is not None:
-        types = jnp.zeros(embeddings.shape[:-1], int) if types is None else types
-        offsets, axis = offsets + network.types(types), 0
-    offsets *= network.embedding_scale
-
-    def recalled(row: Array, offset: Array) -> Array:
-        known = {"sigma": _level(memory), "log_prior": memory["log_prior"]}
-        return denoise_normalized(row, table, offset, **known, **options).value
-
-    # Without types, all texts share the offsets, and their products with the table.
-    return jax.vmap(jax.vmap(recalled), in_axes=(0, axis))(embeddings, offsets)
-
-
-_RECALLS = {"token": _at_token, "embedding": _at_embedding}
-
-
-def denoised(
-    model: Functional[Encoder], site: Site, denoise: Callable[..., Array]
-) -> Callable[..., Any]:
-    """Returns the `apply` of a model with `denoise(memory, network, tokens, types)` at a site.
-
-    `memory` is `params["memory"]`.
-    """
-    return partial(_apply, model.apply, site, denoise)
-
-
-def _apply(
-    apply: Callable[..., Any],
-    site: Site,
-    denoise: Callable[..., Array],
-    params: Params,
-    *inputs: Any,
-    method: Method = "__call__",
-    **options: Any,
-) -> Any:
-    if "memory" not in params:
-        raise ValueError('params must have an entry "memory", see the `init` of with_memory')
-    encoder = {name: each for name, each in params.items() if name != "memory"}
-
-    def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
-        network.memory = {site: partial(denoise, params["memory"])}
-        return call(network, method, *inputs, **options)
-
-    return apply(encoder, *inputs, method=run, **options)
+        offsets = network.offsets(x.shape[:-1], types)
+        if network.types is None:  # all texts share the offsets, and their products with the table
+            return jax.vmap(jax.vmap(one), in_axes=(0, None))(x, offsets[0])
+        return jax.vmap(jax.vmap(one))(x, offsets)

@@ -1,15 +1,14 @@
 """The papers' models, and the presets of Robertha."""
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from hopfax.fixed_point import Gradient, Stop
 from hopfax.nn.attention import HopfieldAttention, Scope, SoftmaxAttention
-from hopfax.nn.encoder import Encoder
+from hopfax.nn.encoder import Encoder, EncoderConfig
 from hopfax.nn.functional import Functional, functional
 from hopfax.nn.universal import UniversalEncoder
 
@@ -199,7 +198,9 @@ def robertha(
     """
     options = asdict(find_preset(preset) if isinstance(preset, str) else preset)
     del options["esr_in_nats"]  # of the objective
-    encoder = {n: options.pop(n) for n in inspect.signature(Encoder).parameters if n in options}
+    encoder = {
+        each.name: options.pop(each.name) for each in fields(EncoderConfig) if each.name in options
+    }
     attention = partial(HopfieldAttention, beta=beta, tol=tol, max_steps=max_steps, **options)
     options = {"attention": attention, **encoder, **sizes}
     return functional(partial(Encoder, vocab_size, num_outputs, **options))

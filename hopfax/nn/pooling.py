@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hopfax.hub import read_json
-from hopfax.nn.tensor_files import joined, mismatches, read_stack, stored_tensors
+from hopfax.nn.tensor_files import Leaf, read_params
 
 # In the order in which files with a flag for each mode concatenate them.
 _MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -168,11 +168,8 @@ def _read_layer(kind: str, folder: Path) -> Callable[[Array], Array]:
     if activation is None:
         allowed = ", ".join(_ACTIVATIONS)
         raise ValueError(f"{path}: activation_function must be one of {allowed}, got {name!r}")
-    stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
-    outputs, inputs = config.get("out_features"), config.get("in_features")
-    expected: dict[str, Any] = {"linear.weight": (outputs, inputs)}
-    expected |= {"linear.bias": (outputs,)} if config.get("bias", True) else {}
-    if problems := mismatches({key: each.shape for key, each in stored.items()}, expected):
-        raise ValueError(f"{folder}: {joined(problems)}")
-    weight, *bias = (read_stack([stored[key]])[0] for key in expected)
+    outputs, inputs = (config.get(key, 0) for key in ("out_features", "in_features"))
+    leaves = {"weight": Leaf(["linear.weight"], (outputs, inputs))}
+    leaves |= {"bias": Leaf(["linear.bias"], (outputs,))} if config.get("bias", True) else {}
+    weight, *bias = read_params(folder, leaves).values()
     return lambda x: activation(weight @ x + sum(bias))

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from hopfax.cpu import flat_dot_general
-from hopfax.nn.functional import Functional, Module, Params
+from hopfax.nn.functional import Functional, Module, functional
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -26,13 +26,19 @@ class Linear(nnx.Linear):
 
     def __call__(self, inputs: Array, out_sharding: Any = None) -> Array:
         """Maps the last axis."""
-        dtype = jnp.promote_types(inputs.dtype, self.kernel.dtype)
+        dtype = self.dtype or jnp.promote_types(inputs.dtype, self.kernel.dtype)
         return super().__call__(inputs, out_sharding).astype(dtype)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def normal(key: Array, shape: tuple[int, ...], dtype: Any, out_sharding: Any = None) -> Array:
+    """Draws initial parameters from N(0, 0.02^2), with one compilation for each shape."""
+    return 0.02 * jax.random.normal(key, shape, dtype)
 
 
 linear = partial(
     Linear,
-    kernel_init=nnx.initializers.normal(0.02),
+    kernel_init=normal,
     dot_general=flat_dot_general,  # pyright: ignore[reportArgumentType]
 )
 
@@ -50,7 +56,7 @@ layer_norm = partial(LayerNorm, epsilon=1e-5, use_fast_variance=False)  # PyTorc
 
 def _promote_matrices(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
     inputs, kernel, bias = arrays
-    dtype = jnp.promote_types(inputs.dtype, kernel.dtype)
+    dtype = dtype or jnp.promote_types(inputs.dtype, kernel.dtype)
     return inputs.astype(dtype), kernel.astype(dtype), bias
 
 
@@ -87,13 +93,13 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
         raise ValueError(f"precision must be float32 or bfloat16, got {precision!r}")
     if precision == "float32":
         return model
+    assert model.build
+    return functional(partial(_in_bfloat16, model.build))._replace(init=model.init)
 
-    return Functional(model.init, partial(_in_bfloat16, model.apply))
 
-
-def _in_bfloat16(apply: Callable[..., Any], params: Params, *inputs: Any, **options: Any) -> Any:
-    def narrow(leaf: Array) -> Array:
-        return leaf.astype(jnp.bfloat16) if leaf.ndim == 2 else leaf
-
-    blocks = jax.tree.map(narrow, params["blocks"])
-    return apply(params | {"blocks": blocks}, *inputs, **options)
+def _in_bfloat16(build: Callable[..., Module], *, rngs: nnx.Rngs) -> Module:
+    module: Any = build(rngs=rngs)
+    for _, part in nnx.iter_modules(module.blocks):
+        if isinstance(part, nnx.Linear):
+            part.dtype = jnp.dtype(jnp.bfloat16)
+    return module

@@ -1,32 +1,31 @@
-"""Loads BERT, RoBERTa, GPT-2 and Gemma-2 from folders in the Hugging Face layout."""
+"""Loads BERT, RoBERTa, GPT-2 and Gemma-2 from folders in the Hugging Face layout.
+
+BERT and RoBERTa become an `Encoder`, whose attention can be replaced and which can be fine-tuned.
+"""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_range, is_traced
 from hopfax.hub import model_folder, read_json
+from hopfax.nn import causal
 from hopfax.nn.attention import SoftmaxAttention
-from hopfax.nn.families import Config, Forward, check_positive, encoder, gemma2, gpt2, rows
-from hopfax.nn.functional import Compiled, Params
-from hopfax.nn.tensor_files import (
-    Shape,
-    Stored,
-    joined,
-    mismatches,
-    read_stack,
-    stored_tensors,
-    wrong_dtypes,
-)
+from hopfax.nn.block import ACTIVATIONS, Attention
+from hopfax.nn.encoder import Encoder
+from hopfax.nn.families import Settings, causal_leaves, encoder_leaves, find_family, labels_of
+from hopfax.nn.functional import Compiled, Functional, Params, functional
+from hopfax.nn.precision import normal
+from hopfax.nn.tensor_files import read_params
+
+_CAUSAL = {"gpt2": causal.gpt2, "gemma2": causal.gemma2}
 
 
 class PretrainedOutput(NamedTuple):
@@ -53,14 +52,15 @@ class Pretrained(NamedTuple):
             Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
         config: Contents of `config.json`, and the defaults of missing settings.
         table: Token embeddings as stored, (vocabulary, width).
-        params: Parameters, those of all layers stacked along the first axis. With `labels`,
-            they include the `pooler` and `classifier` that `text_classifier` uses.
+        params: Parameters: of encoders those of `encoder`, of causal models with those of all
+            layers stacked along the first axis. With `labels`, they include the `pooler` and
+            `classifier` that `text_classifier` uses.
         max_length: Maximum number of tokens of a text.
         labels: Class names of a BERT or RoBERTa for sequence classification, one for a regression
             model; () for all others, multi-label models included.
         attention_maps: Returns the attention weights, (layers, batch, heads, queries, tokens), in
             float32 at least, for the arguments of `forward`. Rows of padding have no meaning.
-        attention: Class of an encoder's attention layers and its options, see `replace_attention`.
+        encoder: The `Encoder` of a BERT or RoBERTa as functions; None for causal models.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -71,7 +71,7 @@ class Pretrained(NamedTuple):
     max_length: int
     labels: tuple[str, ...]
     attention_maps: Callable[..., Float[Array, "layers batch heads queries tokens"]]
-    attention: tuple[type, dict[str, Any]] = (SoftmaxAttention, {})
+    encoder: Functional[Encoder] | None = None
 
 
 def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32) -> Pretrained:
@@ -121,42 +121,109 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
     if raw.get("model_type") == "hopfax":
         raise ValueError(f"{folder} holds a hopfax classifier: load it with hopfax.Classifier.load")
     try:
-        family, config = _find_family(raw)
-        labels = _labels(config) if family.head else ()
-        family.build(config)  # checks the other settings
-        leaves, width = _leaves(family, config, len(labels)), config["hidden_size"]
+        family, config = find_family(raw)
+        labels = labels_of(config) if family.head else ()
+        width = config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
+        if raw["model_type"] in _CAUSAL:
+            encoder, run = None, partial(_run_causal, raw)
+            _CAUSAL[raw["model_type"]](config)  # checks the other settings
+            leaves = causal_leaves(family, config)
+        else:
+            encoder = functional(_build(config, len(labels) or None))
+            run = partial(_run_encoder, encoder)
+            shapes = jax.eval_shape(encoder.init, jax.random.key(0))
+            leaves = encoder_leaves(shapes, family)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
-    params = _load_params(folder, leaves, family, dtype)
-    call = partial(run_checked, Compiled(partial(_run, raw), (4,)), max_length, params=params)
+    files = {"prefix": family.prefix, "unused": family.unused}
+    arrays = read_params(folder, leaves, dtype=dtype, **files)
+    if encoder is None:
+        params = unflatten_dict(arrays, sep=".")
+    else:
+        params = jax.tree.unflatten(jax.tree.structure(shapes), arrays.values())
     return Pretrained(
-        embed=partial(_embed, width**0.5 if family.scaled else None, params=params),
-        forward=partial(call, maps=False),
-        config={**_DEFAULTS[raw["model_type"]], **raw},
-        table=params["tokens"]["weight"],
+        config={**family.defaults, **raw},
+        table=params["tokens"]["embedding"],
         params=params,
         max_length=max_length,
         labels=labels,
-        attention_maps=partial(call, maps=True),
+        encoder=encoder,
+        **_functions(run, params, max_length, width**0.5 if family.scaled else None),
     )
 
 
+def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
+    width, first = config["hidden_size"], config.first_position
+    config.choose("hidden_act", ACTIVATIONS)
+    return partial(
+        Encoder,
+        config["vocab_size"],
+        num_outputs=num_outputs,
+        attention=partial(SoftmaxAttention, num_heads=config["num_attention_heads"]),
+        width=width,
+        num_layers=config["num_hidden_layers"],
+        ff_width=config.get("intermediate_size", 4 * width),
+        max_length=config["max_position_embeddings"] - first,
+        norm_first=False,
+        activation=config["hidden_act"],
+        pooling="cls" if num_outputs else "mean",
+        dropout=0.0,
+        epsilon=config["layer_norm_eps"],
+        num_types=config.get("type_vocab_size", 2),
+        position_offset=first,
+    )
+
+
+# -- Functions of the parameters -------------------------------------------------------------------
+
+
+def _functions(
+    run: Callable[..., Any], params: Params, max_length: int, scale: float | None = None
+) -> dict[str, Callable[..., Any]]:
+    """Returns `embed`, `forward` and `attention_maps` of a `Pretrained`."""
+    call = partial(_check_and_run, Compiled(run, (4,)), max_length, params=params)
+    return {
+        "embed": partial(_embed, scale, params=params),
+        "forward": partial(call, maps=False),
+        "attention_maps": partial(call, maps=True),
+    }
+
+
 def _embed(scale: float | None, ids: Int[Array, "batch tokens"], *, params: Params) -> Array:
-    tokens = rows(params["tokens"], jnp.asarray(ids))
+    ids, table = jnp.asarray(ids), params["tokens"]["embedding"]
+    # By default, negative ids count from the end.
+    tokens = jnp.take(table, jnp.where(ids < 0, len(table), ids), axis=0)
     return tokens if scale is None else tokens * jnp.asarray(scale, tokens.dtype)
 
 
-def _run(
-    raw: Mapping[str, Any], params: Params, embeddings: Array, mask: Array, types: Array, maps: bool
+def _run_causal(
+    raw: Mapping[str, Any], params: Params, x: Array, mask: Array, types: Array, maps: bool
 ) -> Any:
-    family, config = _find_family(raw)
-    run = jax.vmap(family.build(config), in_axes=(None, 0, 0, 0), out_axes=(0, 1, 1))
-    output, hidden_states, weights = run(params, embeddings, mask, types)
+    _, config = find_family(raw)
+    forward = _CAUSAL[raw["model_type"]](config)
+    run = jax.vmap(forward, in_axes=(None, 0, 0), out_axes=(0, 1, 1))
+    output, hidden_states, weights = run(params, x, mask)
     return weights if maps else PretrainedOutput(output, hidden_states)
 
 
-def run_checked(
+def _run_encoder(
+    encoder: Functional[Encoder], params: Params, x: Array, mask: Array, types: Array, maps: bool
+) -> Any:
+    run, start = partial(encoder.apply, params), encoder.config.position_offset
+    if start:  # RoBERTa's positions count real tokens
+        positions = start - 1 + jnp.cumsum(mask, axis=1) * mask
+    else:
+        first = jnp.argmax(mask, axis=1)[:, None]
+        positions = jnp.maximum(jnp.arange(mask.shape[1]) - first, 0)
+    x = run(x, types, positions=positions, method="embed")
+    if maps:
+        return run(x, mask, method="attention_maps")
+    states = jnp.concatenate([x[None], run(x, mask, method="hidden_states")])
+    return PretrainedOutput(states[-1], states)
+
+
+def _check_and_run(
     compiled: Compiled,
     max_length: int,
     embeddings: Float[Array, "batch tokens width"],
@@ -166,10 +233,9 @@ def run_checked(
     maps: bool,
     token_types: Int[Array, "batch tokens"] | None = None,
 ) -> Any:
-    """Calls `compiled.call(params, embeddings, mask, token_types, maps)` with checked inputs."""
     if token_types is not None and "types" not in params:
         raise ValueError("token_types must be None for a model without token types")
-    table = params["tokens"]["weight"]
+    table = params["tokens"]["embedding"]
     embeddings, width = jnp.asarray(embeddings, table.dtype), table.shape[1]
     if mask is None:
         raise ValueError("mask must have shape (batch, tokens), got None")
@@ -187,302 +253,139 @@ def run_checked(
     if types.shape != real.shape:
         raise ValueError(f"token_types must have shape {real.shape}, got {types.shape}")
     if token_types is not None:
-        check_range(0, len(params["types"]["weight"]) - 1, token_types=types)
+        check_range(0, len(params["types"]["embedding"]) - 1, token_types=types)
     # Embeddings of ids outside the vocabulary are nan, which padding must not pass on.
     usable = real[..., None] | jnp.isfinite(embeddings)
     return compiled.call(params, jnp.where(usable, embeddings, 0), real, types, maps)
 
 
-# -- Families --------------------------------------------------------------------------------------
-
-# Module in the file, module of the parameters, sizes of its weight; {} is the layer's number.
-_Table = tuple[tuple[str, str, str], ...]
-_ENCODER: _Table = (
-    ("embeddings.word_embeddings", "tokens", "vocab width"),
-    ("embeddings.position_embeddings", "positions", "positions width"),
-    ("embeddings.token_type_embeddings", "types", "types width"),
-    ("embeddings.LayerNorm", "norm", "width"),
-    ("encoder.layer.{}.attention.self.query", "layers/query", "width queries"),
-    ("encoder.layer.{}.attention.self.key", "layers/key", "width keys"),
-    ("encoder.layer.{}.attention.self.value", "layers/value", "width keys"),
-    ("encoder.layer.{}.attention.output.dense", "layers/attention_out", "queries width"),
-    ("encoder.layer.{}.attention.output.LayerNorm", "layers/attention_norm", "width"),
-    ("encoder.layer.{}.intermediate.dense", "layers/ff_in", "width ff"),
-    ("encoder.layer.{}.output.dense", "layers/ff_out", "ff width"),
-    ("encoder.layer.{}.output.LayerNorm", "layers/ff_norm", "width"),
-)
-_BERT_HEAD: _Table = (
-    ("pooler.dense", "pooler", "width width"),
-    ("classifier", "classifier", "width labels"),
-)
-_ROBERTA_HEAD: _Table = (
-    ("classifier.dense", "pooler", "width width"),
-    ("classifier.out_proj", "classifier", "width labels"),
-)
-_GPT2: _Table = (
-    ("wte", "tokens", "vocab width"),
-    ("wpe", "positions", "positions width"),
-    ("h.{}.ln_1", "layers/attention_norm", "width"),
-    ("h.{}.attn.c_attn", "layers/qkv", "width qkv"),
-    ("h.{}.attn.c_proj", "layers/attention_out", "queries width"),
-    ("h.{}.ln_2", "layers/ff_norm", "width"),
-    ("h.{}.mlp.c_fc", "layers/ff_in", "width ff"),
-    ("h.{}.mlp.c_proj", "layers/ff_out", "ff width"),
-    ("ln_f", "norm", "width"),
-)
-_GEMMA2: _Table = (
-    ("embed_tokens", "tokens", "vocab width"),
-    ("layers.{}.input_layernorm", "layers/attention_norm", "width"),
-    ("layers.{}.self_attn.q_proj", "layers/query", "width queries"),
-    ("layers.{}.self_attn.k_proj", "layers/key", "width keys"),
-    ("layers.{}.self_attn.v_proj", "layers/value", "width keys"),
-    ("layers.{}.self_attn.o_proj", "layers/attention_out", "queries width"),
-    ("layers.{}.post_attention_layernorm", "layers/attention_out_norm", "width"),
-    ("layers.{}.pre_feedforward_layernorm", "layers/ff_norm", "width"),
-    ("layers.{}.mlp.gate_proj", "layers/ff_gate", "width ff"),
-    ("layers.{}.mlp.up_proj", "layers/ff_in", "width ff"),
-    ("layers.{}.mlp.down_proj", "layers/ff_out", "ff width"),
-    ("layers.{}.post_feedforward_layernorm", "layers/ff_out_norm", "width"),
-    ("norm", "norm", "width"),
-)
-# In every family without a bias and not transposed.
-_EMBEDDINGS = ("tokens", "positions", "types")
-_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# -- Other attention and classifiers ---------------------------------------------------------------
 
 
-class _Family(NamedTuple):
-    """A family's forward pass, names and storage.
+def replace_attention(
+    pretrained: Pretrained, attention: type[Attention], **options: Any
+) -> Pretrained:
+    """Returns a pretrained encoder with another attention on the same projections.
 
-    Attributes:
-        build: Returns the forward pass for a configuration.
-        table: Tensors of the model.
-        unused: Name patterns of ignored tensors: heads, poolers, buffers.
-        prefix: Prefix of the names in files of models with a head.
-        head: Tensors of the head of models for sequence classification, if it is supported.
-        settings: The family's names of settings.
-        fixed: Settings with only one supported value.
-        biases: Whether all modules but embeddings have a bias.
-        transposed: Whether their matrices are stored as (outputs, inputs).
-        scaled: Whether token embeddings are multiplied by the square root of their width.
+    In `HopfieldAttention`, `beta` multiplies the inverse temperature 1/sqrt(head width). At
+    `beta=1.0`, `max_steps=0` is the original attention; `max_steps=1` first applies one Hopfield
+    update to each query. Iterated to convergence at a small `beta`, all queries of a head reach one
+    state and attend alike: in MiniLM at `beta=1.0`, but not at 4.
+
+    Args:
+        pretrained: BERT or RoBERTa, from `load_pretrained`.
+        attention: Class of the attention layers.
+        **options: Its options, such as `beta`.
+
+    Returns:
+        The model with a new `forward` and `attention_maps` of the same parameters, which
+        `text_classifier` can fine-tune.
+
+    Raises:
+        TypeError: `attention` is not a class.
+        ValueError: The model is not an encoder, or `options` has `num_heads`.
+
+    Example:
+        >>> from hopfax.nn import HopfieldAttention, load_pretrained, replace_attention
+        >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
     """
-
-    build: Callable[[Config], Forward]
-    table: _Table
-    unused: tuple[str, ...]
-    prefix: str
-    head: _Table = ()
-    settings: Mapping[str, str] = {}
-    fixed: Mapping[str, Any] = {}
-    biases: bool = True
-    transposed: bool = True
-    scaled: bool = False
+    encoder = _change(pretrained, attention, options)
+    params = _select(pretrained.params, jax.eval_shape(encoder.init, jax.random.key(0)))
+    functions = _functions(partial(_run_encoder, encoder), params, pretrained.max_length)
+    return pretrained._replace(encoder=encoder, params=params, **functions)
 
 
-_BERT = _Family(
-    build=encoder,
-    table=_ENCODER,
-    unused=("embeddings.position_ids", "pooler.*", "cls.*", "classifier.*", "qa_outputs.*"),
-    prefix="bert.",
-    head=_BERT_HEAD,
-    fixed={"position_embedding_type": "absolute", "is_decoder": False},
-)
-FAMILIES = {
-    "bert": _BERT,
-    "roberta": _BERT._replace(
-        prefix="roberta.", head=_ROBERTA_HEAD, unused=(*_BERT.unused, "lm_head.*")
-    ),
-    "gpt2": _Family(
-        build=gpt2,
-        table=_GPT2,
-        unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight", "score.weight"),
-        prefix="transformer.",
-        settings={
-            "hidden_size": "n_embd",
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-            "intermediate_size": "n_inner",
-            "max_position_embeddings": "n_positions",
-            "layer_norm_eps": "layer_norm_epsilon",
-            "hidden_act": "activation_function",
-        },
-        fixed={
-            "add_cross_attention": False,
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "tie_word_embeddings": True,
-        },
-        transposed=False,
-    ),
-    "gemma2": _Family(
-        build=gemma2,
-        table=_GEMMA2,
-        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
-        prefix="model.",
-        settings={"hidden_act": "hidden_activation"},
-        fixed={
-            "attention_bias": False,
-            "use_bidirectional_attention": False,
-            "tie_word_embeddings": True,
-        },
-        biases=False,
-        scaled=True,
-    ),
-}
+def text_classifier(
+    pretrained: Pretrained,
+    num_outputs: int | None = None,
+    *,
+    attention: type[Attention] | None = None,
+    dropout: float = 0.1,
+    separator: int | None = None,
+    **options: Any,
+) -> Functional[Encoder]:
+    """Returns a pretrained encoder with a new or the loaded classifier, to fine-tune.
 
+    Args:
+        pretrained: BERT or RoBERTa, from `load_pretrained`.
+        num_outputs: Outputs of a new classifier, which reads the mean over tokens: the number of
+            classes, or 1 for regression and for scoring choices. None keeps the loaded classifier,
+            which reads the first token; its classes are `pretrained.labels`.
+        attention: Class of the attention layers, which get the pretrained projections. None keeps
+            those of the model.
+        dropout: Dropout rate, in [0, 1); also of the attention weights in `SoftmaxAttention`.
+        separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
+        **options: Options of the attention layers, such as `beta`.
 
-_SIZES = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "num_key_value_heads", "head_dim", "type_vocab_size",
-    "sliding_window", "num_labels",
-)  # fmt: skip
-_BERT_DEFAULTS = {
-    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 0,
-}  # fmt: skip
-# Those of `transformers`, for settings that a file leaves out.
-_DEFAULTS = {
-    "bert": _BERT_DEFAULTS,
-    "roberta": {**_BERT_DEFAULTS, "vocab_size": 50265, "pad_token_id": 1},
-    "gpt2": {
-        "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
-        "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
-    },
-    "gemma2": {
-        "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "head_dim": 256,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 9216,
-        "max_position_embeddings": 8192, "sliding_window": 4096, "query_pre_attn_scalar": 256,
-        "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    },
-}  # fmt: skip
-_LARGEST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}  # each is built, or named
-_POSITIVE = (
-    "layer_norm_eps", "rms_norm_eps", "query_pre_attn_scalar", "attn_logit_softcapping",
-    "final_logit_softcapping",
-)  # fmt: skip
+    Returns:
+        `init(key)`, which returns the pretrained parameters and, with `num_outputs`, a new
+        classifier drawn from N(0, 0.02^2); and `apply`.
 
+    Raises:
+        TypeError: `attention` is not a class.
+        ValueError: The model is not an encoder, a number is out of range, `options` has
+            `num_heads`, or `num_outputs` is None and the model has no classifier.
 
-def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
-    family = Config(raw, {}).choose("model_type", FAMILIES)
-    config = Config({**_DEFAULTS[raw["model_type"]], **raw}, family.settings)
-    for key, value in family.fixed.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"{key} must be {value!r}, got {config[key]!r}")
-    for key in _SIZES:
-        size, most = config.get(key, 1), _LARGEST.get(key)
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= (most or size):
-            allowed = f"from 1 to {most}" if most else ">= 1"
-            raise ValueError(
-                f"{family.settings.get(key, key)} must be an integer {allowed}, got {size!r}"
-            )
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    if config.get("head_dim") is None and width % heads:
-        width_name, heads_name = (
-            family.settings.get(key, key) for key in ("hidden_size", "num_attention_heads")
-        )
-        raise ValueError(
-            f"{width_name} must be a multiple of {heads_name}, got {width} and {heads}"
-        )
-    for key in _POSITIVE:
-        check_positive(family.settings.get(key, key), config.get(key, 1))
-    return family, config
-
-
-def _labels(config: Config) -> tuple[str, ...]:
-    if (
-        "ForSequenceClassification" not in str(config.get("architectures"))
-        or config.get("problem_type") == "multi_label_classification"
-    ):
-        return ()
-    # `transformers` does not write the default.
-    default = {str(number): f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
-    labels = config.get("id2label", default)
-    if not isinstance(labels, dict) or set(labels) != {str(n) for n in range(len(labels) or 1)}:
-        raise ValueError(f"id2label must map 0, 1, ... to names, got {labels}")
-    names = tuple(str(labels[str(number)]) for number in range(len(labels)))
-    if config.get("problem_type") == "regression" and len(names) > 1:
-        return ()
-    if len(set(names)) < len(names):
-        raise ValueError(f"id2label must have distinct names, got {', '.join(names)}")
-    return names
-
-
-# -- Tensors ---------------------------------------------------------------------------------------
-
-
-class _Leaf(NamedTuple):
-    """A parameter: its path, the tensors that it stacks, and their stored shape."""
-
-    path: str
-    names: list[str]
-    shape: Shape
-    transposed: bool
-
-
-def _leaves(family: _Family, config: Config, num_labels: int) -> list[_Leaf]:
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    sizes = {
-        "vocab": config["vocab_size"],
-        "width": width,
-        "queries": heads * config.head_width,
-        "keys": config.get("num_key_value_heads", heads) * config.head_width,
-        "qkv": 3 * heads * config.head_width,
-        "ff": config.get("intermediate_size", 4 * width),
-        "positions": config["max_position_embeddings"],
-        "types": config.get("type_vocab_size", 2),
-        "labels": num_labels,
-    }
-    leaves = []
-    for module, path, dims in (*family.table, *(family.head if num_labels else ())):
-        layers = config["num_hidden_layers"] if "{}" in module else 1
-        names = [module.format(layer) for layer in range(layers)]
-        shape = tuple(sizes[name] for name in dims.split())
-        plain = path in _EMBEDDINGS
-        transposed = family.transposed and not plain and len(shape) == 2
-        stored = shape[::-1] if transposed else shape
-        leaves.append(_Leaf(f"{path}/weight", [f"{n}.weight" for n in names], stored, transposed))
-        if family.biases and not plain:
-            leaves.append(_Leaf(f"{path}/bias", [f"{n}.bias" for n in names], shape[-1:], False))
-    return leaves
-
-
-def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family, dtype: Any) -> Params:
-    stored = _match(folder, leaves, family)
-    params: Params = {}
-    for leaf in leaves:
-        tensors = [stored[name] for name in leaf.names]
-        stack = read_stack(tensors, transposed=leaf.transposed, dtype=dtype)
-        # On a CPU, JAX takes over aligned memory without a copy.
-        params[leaf.path] = jax.device_put(stack if leaf.path.startswith("layers/") else stack[0])
-    return unflatten_dict(params, sep="/")
-
-
-def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, Stored]:
-    """Returns the tensors by name; raises a ValueError that lists all mismatches."""
-    expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
-    stored: dict[str, Stored] = {}
-    problems = []
-    for tensor in stored_tensors(folder):
-        name = tensor.name.removeprefix(family.prefix)
-        for old, new in _RENAMED.items():
-            name = name.replace(old, new)
-        if name not in expected and any(fnmatchcase(name, each) for each in family.unused):
-            continue
-        if name in stored:
-            problems.append(f"{stored[name].name} and {tensor.name} are the same tensor")
-        stored[name] = tensor
-    problems += wrong_dtypes(stored.values())
-    # Missing tensors are named with the prefix of most others; a classifier's have none.
-    prefixed = [tensor.name.startswith(family.prefix) for tensor in stored.values()]
-    prefix = family.prefix if 2 * sum(prefixed) > len(prefixed) else ""
-    in_file = {
-        name: name if name.startswith("classifier.") else prefix + name for name in expected
-    } | {name: tensor.name for name, tensor in stored.items()}
-    problems += mismatches(
-        {tensor.name: tensor.shape for tensor in stored.values()},
-        {in_file[name]: shape for name, shape in expected.items()},
+    Example:
+        >>> import jax
+        >>> from hopfax.nn import load_pretrained, text_classifier
+        >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> classifier = text_classifier(model, 2, separator=102)  # doctest: +SKIP
+        >>> params = classifier.init(jax.random.key(0))  # doctest: +SKIP
+    """
+    keep = num_outputs is None
+    if keep and not pretrained.labels:
+        raise ValueError("num_outputs is required: the model has no classifier")
+    model = _change(
+        pretrained,
+        attention,
+        options,
+        num_outputs=len(pretrained.labels) if keep else num_outputs,
+        pooling="cls" if keep else "mean",
+        dropout=dropout,
+        # RoBERTa has only one type in use, whatever the size of its table.
+        separator=separator if pretrained.config["model_type"] == "bert" else None,
     )
-    if problems:
-        raise ValueError(f"{folder}: {joined(problems)}")
-    return stored
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return model._replace(init=partial(_init, shapes, pretrained.params, keep))
+
+
+def _change(
+    pretrained: Pretrained, attention: type[Attention] | None, options: Any, **settings: Any
+) -> Functional[Encoder]:
+    """Returns the encoder with another attention, and with other settings of `EncoderConfig`."""
+    encoder = pretrained.encoder
+    if encoder is None:
+        kind = pretrained.config["model_type"]
+        raise ValueError(f"the model must be a BERT or RoBERTa, got {kind}")
+    build: Any = encoder.build
+    old = build.keywords["attention"]
+    heads, layer = old.keywords["num_heads"], attention or old.func
+    if not isinstance(layer, type):
+        raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
+    if "num_heads" in options:
+        raise ValueError(f"num_heads must not be passed: the model has {heads} heads")
+    if attention is None:
+        options = {**old.keywords, **options}
+    if issubclass(layer, SoftmaxAttention):
+        options = {"dropout": settings.get("dropout", 0.0), **options}
+    new = partial(layer, **{**options, "num_heads": heads})
+    return functional(partial(build, attention=new, **settings))
+
+
+def _select(params: Params, like: Params) -> Params:
+    """Returns the parameters that `like` has: an attention may lack a query or an output."""
+    return {
+        name: _select(params[name], each) if isinstance(each, dict) else params[name]
+        for name, each in like.items()
+    }
+
+
+def _init(shapes: Params, params: Params, keep: bool, key: PRNGKeyArray) -> Params:
+    new = {} if keep else {"classifier": shapes["classifier"]}
+    loaded = _select(params, {n: each for n, each in shapes.items() if n not in new})
+    # In float32: bfloat16 would round small updates away.
+    loaded = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), loaded)
+    drawn = {"kernel": lambda leaf: normal(key, leaf.shape, leaf.dtype), "bias": jnp.zeros_like}
+    return loaded | {n: {k: drawn[k](leaf) for k, leaf in each.items()} for n, each in new.items()}

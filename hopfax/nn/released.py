@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.encoder import Encoder, Perturbation
-from hopfax.nn.functional import Functional, Params, named_leaves
+from hopfax.nn.functional import Functional, Params
 from hopfax.nn.models import robertha
-from hopfax.nn.tensor_files import Shape, mismatches
+from hopfax.nn.tensor_files import Shape, leaves_of, mismatches
 
 # Module of the model -> its name in the state dict.
 _MODULES = {
@@ -33,7 +33,7 @@ _MODULES = {
 }
 
 
-class ReleasedOutput(NamedTuple):
+class ProgramOutput(NamedTuple):
     """Logits, and the number of updates, convergence and keys of each layer."""
 
     logits: Float[Array, "batch labels"]
@@ -42,7 +42,7 @@ class ReleasedOutput(NamedTuple):
     keys: Float[Array, "layers batch tokens width"]
 
 
-class Released:
+class Program:
     """A loaded program. Calling it is the same as `classify`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Released:
         mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
         *,
         noise: Float[Array, "batch tokens width"] | None = None,
-    ) -> ReleasedOutput:
+    ) -> ProgramOutput:
         """Classifies texts as the released program does in evaluation mode.
 
         Args:
@@ -79,12 +79,12 @@ class Released:
             logits, encoding = self.model.apply(self.params, ids, real, added=added)
         # All texts, heads and tokens share one count.
         num_steps, converged = encoding.num_steps[:, 0, 0, 0], encoding.converged[:, 0, 0, 0]
-        return ReleasedOutput(logits, num_steps, converged, encoding.keys)
+        return ProgramOutput(logits, num_steps, converged, encoding.keys)
 
     __call__ = classify
 
 
-def load_released(path: str | os.PathLike[str]) -> Released:
+def load_released(path: str | os.PathLike[str]) -> Program:
     """Loads an .npz file of the released program's weights.
 
     Args:
@@ -124,7 +124,7 @@ def load_released(path: str | os.PathLike[str]) -> Released:
         max_length=matrix("position_embeddings")[0],
     )
     try:
-        return Released(model, import_params(weights, model))
+        return Program(model, import_params(weights, model))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -136,28 +136,17 @@ def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder])
         ValueError: Names do not correspond one to one, or shapes differ.
     """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    leaves = named_leaves(shapes)
-    # PyTorch stores matrices as (out, in).
-    transposed = {_stored_name(path): path.endswith("kernel") for path in leaves}
-    expected: dict[str, Shape | None] = {
-        name: leaf.shape[::-1] if flip else leaf.shape
-        for (name, flip), leaf in zip(transposed.items(), leaves.values(), strict=True)
-    }
-    stored = {name: array.shape for name, array in weights.items()}
-    if stored.keys() != expected.keys():  # the sizes are then unknown
+    leaves = leaves_of(shapes, _MODULES).values()
+    expected: dict[str, Shape | None] = {leaf.names[0]: leaf.shape for leaf in leaves}
+    present = {name: array.shape for name, array in weights.items()}
+    if present.keys() != expected.keys():  # the sizes are then unknown
         expected = dict.fromkeys(expected)
-    if problems := mismatches(stored, expected):
+    if problems := mismatches(present, expected):
         raise ValueError(f"not the released program's state dict: {'; '.join(problems)}")
-    arrays = [weights[name].T if flip else weights[name] for name, flip in transposed.items()]
+    arrays = [
+        weights[leaf.names[0]].T if leaf.transposed else weights[leaf.names[0]] for leaf in leaves
+    ]
     return jax.tree.unflatten(jax.tree.structure(shapes), map(jnp.asarray, arrays))
-
-
-def _stored_name(path: str) -> str:
-    """Returns a parameter's name in the state dict."""
-    module, _, leaf = path.rpartition(".")
-    layer = re.findall(r"\d+", module)
-    name = _MODULES[re.sub(r"\d+", "{}", module)].format(*layer)
-    return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

@@ -1,7 +1,8 @@
 """The Universal Transformer: one block, applied repeatedly for fixed or adaptive depth."""
 
-import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,37 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count
+from hopfax.checks import check_count, is_traced
 from hopfax.nn.attention import Key, Mask, Tokens
-from hopfax.nn.encoder import Encoder, Encoding, TokenTypes, as_number, embedding
+from hopfax.nn.block import embedding
+from hopfax.nn.encoder import Encoder, EncoderConfig, Encoding, TokenTypes
 from hopfax.nn.precision import linear
 
 _THRESHOLD = 0.99  # below 1, so that a token can halt at the first step
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniversalConfig(EncoderConfig):
+    """Settings of a `UniversalEncoder`.
+
+    Attributes:
+        num_steps: Applications of the block, at least 1; the maximum with `halting`.
+        halting: Whether tokens halt independently. `Encoding.num_steps` is then N and
+            `Encoding.ponder` N + R, whose mean should be part of the loss.
+    """
+
+    num_layers: int = 1
+    num_steps: int = 2
+    halting: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(1, num_steps=self.num_steps)
+        check_count(1, 1, num_layers=self.num_layers)
+        if self.stop_gradient_keys:
+            raise ValueError(
+                "stop_gradient_keys must be False: the steps share their keys' weights"
+            )
 
 
 class UniversalEncoder(Encoder):
@@ -32,13 +58,8 @@ class UniversalEncoder(Encoder):
     once.
 
     Args:
-        vocab_size: See `Encoder`.
-        num_outputs: See `Encoder`.
-        num_steps: Applications of the block, at least 1; the maximum with `halting`.
-        halting: Whether tokens halt independently. `Encoding.num_steps` is then N and
-            `Encoding.ponder` N + R, whose mean should be part of the loss.
-        rngs: Random keys of the initial parameters.
-        **options: Options of `Encoder` except `num_layers` and `stop_gradient_keys`.
+        vocab_size: See `Encoder`, as for `num_outputs`, `attention` and `rngs`.
+        **options: Other settings of `UniversalConfig`, except `memory`.
 
     Raises:
         TypeError, ValueError: `num_steps` is not an integer >= 1, or as in `Encoder`.
@@ -48,30 +69,15 @@ class UniversalEncoder(Encoder):
         (2016), Adaptive Computation Time, for the remainder at the last step.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        num_outputs: int,
-        *,
-        num_steps: int = 2,
-        halting: bool = False,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ):
-        check_count(1, num_steps=num_steps)
-        if options.get("stop_gradient_keys"):
-            raise ValueError(
-                "stop_gradient_keys must be False: the steps share their keys' weights"
-            )
-        super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
-        arguments = json.loads(self.config)
-        del arguments["num_layers"]
-        arguments |= {"num_steps": num_steps, "halting": halting}
-        self.config = json.dumps(arguments, default=as_number)
-        width = self.tokens.features
-        self.num_steps = num_steps
-        self.steps = embedding(num_steps, width, rngs=rngs) if num_steps > 1 else None
-        self.halt = linear(width, 1, rngs=rngs) if halting else None
+    settings = UniversalConfig
+
+    def __init__(self, vocab_size: int, num_outputs: int, *, rngs: nnx.Rngs, **options: Any):
+        super().__init__(vocab_size, num_outputs, rngs=rngs, **options)
+        config: Any = self.config
+        self.num_steps: int = config.num_steps
+        steps = partial(embedding, config.num_steps, config.width, rngs=rngs)
+        self.steps = steps() if config.num_steps > 1 else None
+        self.halt = linear(config.width, 1, rngs=rngs) if config.halting else None
 
     def encode(
         self, embeddings: Tokens, mask: Mask, types: TokenTypes = None, *, key: Key = None
@@ -125,8 +131,14 @@ class UniversalEncoder(Encoder):
         return x if self.steps is None else x + self.steps(jnp.asarray(number)).astype(x.dtype)
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
-        step = jax.checkpoint(step) if self.remat else step
-        return jax.lax.scan(step, start, jnp.arange(self.num_steps))
+        if is_traced(start):
+            step = jax.checkpoint(step) if self.config.remat else step
+            return jax.lax.scan(step, start, jnp.arange(self.num_steps))
+        layers = []  # outside of traces, a scan compiles at every call
+        for number in range(self.num_steps):
+            start, layer = step(start, number)
+            layers.append(layer)
+        return start, jax.tree.map(lambda *parts: jnp.stack(parts), *layers)
 
 
 class _Halting(NamedTuple):

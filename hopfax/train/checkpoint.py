@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from hopfax.nn.functional import named_leaves
+from hopfax.nn.functional import flatten
 
 # Orbax also logs the tracebacks of the errors it raises.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -97,7 +97,7 @@ class Checkpoints:
         """
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
-        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree, "/").items()}
+        arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree, "/").items()}
         checksum = ocp.args.JsonSave({"crc32": _checksum(arrays)})
         if step in self._manager.all_steps():
             self._manager.delete(step)
@@ -128,7 +128,7 @@ class Checkpoints:
             CheckpointError: There are checkpoints, but none can be read; or a save failed.
         """
         self.wait()
-        damaged, targets = "", named_leaves(like, "/")
+        damaged, targets = "", flatten(like, "/")
         for step in sorted(self._manager.all_steps(), reverse=True):
             path = self._steps / str(step)
             try:
@@ -202,7 +202,7 @@ class Checkpoints:
         if stored != config:
             raise ValueError(
                 f"{self.folder} belongs to a run with another configuration (stored → given):"
-                f"{_differences(named_leaves(stored, '/'), named_leaves(config, '/'))}\n"
+                f"{_differences(flatten(stored, '/'), flatten(config, '/'))}\n"
                 "Restore these settings to resume that run, or choose another folder."
             )
 

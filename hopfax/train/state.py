@@ -84,7 +84,9 @@ def init_states(
         params = model.init(key)
         return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32))
 
-    return jax.jit(jax.vmap(init))(seed_keys(seeds))
+    # One seed after the other: this compiles only the draws, once for each shape.
+    states = [init(key) for key in seed_keys(seeds)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
 
 def seed_keys(seeds: Sequence[int]) -> Array:

@@ -84,7 +84,7 @@ def white_box(
         raise ValueError(f"max_length must be in [5, {positions}], got {max_length}")
     tokenizer, bare = text_tokenizer(vocabulary), text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-    one_length = model.apply(params, method=lambda network: network.stores_padding)
+    one_length = model.config.stores_padding
     edges = (*(edge for edge in lengths if edge < max_length and not one_length), max_length)
 
     def run(
@@ -92,7 +92,7 @@ def white_box(
     ) -> list[tuple[Any, ...]]:
         """Tokens, loss and, if requested, gradient of each text, in one batch per shape."""
         rows, pending = _tokenized(tokenizer, texts), []
-        program = _program(model.apply, regression, with_gradient)
+        program = _program(model, regression, with_gradient)
         targets = np.asarray(labels, np.float32 if regression else np.int32)
         widest = [max(map(len, row)) for row in rows]
         for numbers, width, size in _batches(widest, edges, batch_sizes):
@@ -132,13 +132,13 @@ def _cache(vocabulary: WordPiece) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _program(
-    apply: Callable[..., Any], regression: bool, with_gradient: bool
+    model: Functional[Encoder], regression: bool, with_gradient: bool
 ) -> Callable[[Params, Batch], tuple[Array, ...]]:
     """Logits, losses and optionally gradients of every row; one program for all seeds."""
 
     @jax.jit
     def program(params: Params, batch: Batch) -> tuple[Array, ...]:
-        run = functools.partial(apply, params)
+        run = functools.partial(model.apply, params)
         ids, mask = texts_of(batch)
 
         def total(tokens: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -154,7 +154,7 @@ def _program(
         # Rows are independent, so the gradient of the sum is each row's gradient.
         (_, outputs), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
         # In units of the table, which the model scales.
-        gradient *= run(method=lambda network: network.embedding_scale)
+        gradient *= model.config.embedding_scale
         return *outputs, gradient.reshape(*batch.ids.shape, -1)
 
     return program

@@ -46,12 +46,13 @@ def test_random_weights_have_the_loaded_shapes_and_the_scales_of_a_new_model(loa
         lambda a, b: a.shape == b.shape and a.dtype == b.dtype, drawn, loaded.params
     )
     assert all(jax.tree.leaves(same))
-    assert float(jnp.std(drawn["tokens"]["weight"])) == pytest.approx(0.02, rel=0.3)
+    assert float(jnp.std(drawn["tokens"]["embedding"])) == pytest.approx(0.02, rel=0.3)
     expected = 0.0 if loaded.config["model_type"] == "gemma2" else 1.0
-    assert (drawn["norm"]["weight"] == expected).all()
+    (scale,) = (drawn["norm"][name] for name in ("scale", "weight") if name in drawn["norm"])
+    assert (scale == expected).all()
     again, other = influence.random_weights(loaded, 0), influence.random_weights(loaded, 1)
-    assert (again["tokens"]["weight"] == drawn["tokens"]["weight"]).all()
-    assert (other["tokens"]["weight"] != drawn["tokens"]["weight"]).any()
+    assert (again["tokens"]["embedding"] == drawn["tokens"]["embedding"]).all()
+    assert (other["tokens"]["embedding"] != drawn["tokens"]["embedding"]).any()
 
 
 def test_experiments_on_hidden_states_reject_causal_models(loaded, tmp_path):
@@ -84,7 +85,7 @@ def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypa
     monkeypatch.setattr(influence, "PROJECTIONS", 2000)
     monkeypatch.setattr(influence, "LAYER_PROJECTIONS", 2000)
     ids, key = jnp.array([5, 6, 7, 8, 9]), jax.random.key(0)
-    layers = len(loaded.params["layers"]["attention_norm"]["weight"])
+    layers = len(loaded.forward(jnp.zeros((1, 1, 8)), jnp.ones((1, 1))).hidden_states) - 1
     each = influence.inner_influences(loaded, loaded.params, ids, key, layer=layers - 1)
     np.testing.assert_allclose(each.mean(-1), 1, rtol=1e-5)
     if is_causal(loaded):  # its output is logits, and its heads are not measured
@@ -97,12 +98,12 @@ def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypa
 
 @pytest.mark.parametrize("loaded", ["bert"], indirect=True)
 def test_heads_are_those_of_the_model(loaded):
-    params = jax.tree.map(lambda leaf: leaf[0], loaded.params["layers"])
+    params = loaded.params["blocks"][0]["attention"]
     embeddings, mask = loaded.embed(jnp.array([[5, 6, 7, 8, 9]])), jnp.ones((1, 5), bool)
     (states,) = loaded.forward(embeddings, mask).hidden_states[0]
     maps = loaded.attention_maps(embeddings, mask)[0, 0]
     heads = influence.head_outputs(params, states, len(maps))
-    values = states @ params["value"]["weight"] + params["value"]["bias"]
+    values = states @ params["value"]["kernel"] + params["value"]["bias"]
     expected = jnp.einsum("hqk,khw->qhw", maps, values.reshape(5, len(maps), -1))
     np.testing.assert_allclose(heads, expected, rtol=1e-4, atol=1e-5)
 

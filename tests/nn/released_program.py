@@ -14,7 +14,7 @@ from nn import slow
 from scipy.special import softmax
 
 from hopfax import hopfield
-from hopfax.nn.released import Released
+from hopfax.nn.released import Program
 
 ALPHA, LAMBDA = 0.35, 0.05
 TINY = Path(__file__).with_name("released_tiny.npz")
@@ -67,7 +67,7 @@ def esr_of(keys):
 
 
 def losses(program, params, ids, mask, labels):
-    out = Released(program.model, params).classify(ids, mask)
+    out = Program(program.model, params).classify(ids, mask)
     task = -jnp.mean(jax.nn.log_softmax(out.logits)[jnp.arange(len(labels)), labels])
     esr = esr_of(out.keys)
     return task + LAMBDA * esr.sum(), (task, esr)

@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import numpy as np
+from flax import nnx
 
 
 def module(tensors, name):
@@ -63,3 +64,10 @@ def block(params, x, mask, *, norm_first, activation=gelu, causal=False):
         return x + feed_forward(second(x))
     x = first(x + attended(x))
     return second(x + feed_forward(x))
+
+
+def bind(model, params):
+    """Returns the module with these parameters."""
+    module = model.build(rngs=nnx.Rngs(0))
+    nnx.update(module, params)
+    return module

@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import pytest
 from flax import nnx
+from nn import slow
 from nn.slow import attend, project
 
 from hopfax import hopfield, nn
@@ -40,9 +41,7 @@ def hopfield_layer(**options):
 def preset_layer(name):
     """Returns the attention of a model with that preset."""
     model = robertha(3, 2, preset=name, beta=BETA, width=WIDTH, num_layers=1, ff_width=4)
-    return functional(
-        lambda rngs: model.apply(model.init(rngs.params()), method=lambda m: m.blocks[0].attention)
-    )
+    return functional(lambda rngs: model.build(rngs=rngs).blocks[0].attention)
 
 
 @pytest.mark.parametrize("num_heads", [1, 2, 3])
@@ -254,7 +253,7 @@ def test_jit_equals_eager_and_texts_are_independent(x, redraw, name):
 )
 def test_queries_that_stop_together_do_so_by_one_norm(x64, rng, redraw, layer, relative, groups):
     """Over all heads, and over real tokens unless padding is stored."""
-    module = layer.apply(redraw(layer), method=lambda module: module)
+    module = slow.bind(layer, redraw(layer))
     heads = module.num_heads
     mask = np.arange(5) < np.array([[2], [3], [2]])
     real = mask | (not module.mask_keys)

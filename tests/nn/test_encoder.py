@@ -10,8 +10,9 @@ from nn import slow
 from hopfax import hopfield, nn
 from hopfax.nn import Encoder, SoftmaxAttention, decoder, functional, robertha, tinybert
 from hopfax.nn.attention import dropout
+from hopfax.nn.block import HIDDEN, WEIGHTS, Block
 from hopfax.nn.decoder import sinusoids
-from hopfax.nn.encoder import _HIDDEN, _WEIGHTS, Block, Perturbation
+from hopfax.nn.encoder import Perturbation
 from hopfax.nn.models import universal_bert
 
 SMALL = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
@@ -29,7 +30,7 @@ def encoder(attention=None, **options):
 @pytest.fixture
 def bind(redraw):
     """Returns a model's module with random parameters."""
-    return lambda model: model.apply(redraw(model), method=lambda module: module)
+    return lambda model: slow.bind(model, redraw(model))
 
 
 def test_the_call_is_its_stages_with_a_perturbation_of_each_site(bind):
@@ -52,7 +53,7 @@ def test_the_call_is_its_stages_with_a_perturbation_of_each_site(bind):
 def test_a_block_is_the_formula(x64, redraw, rng, norm_first):
     model = encoder(SoftmaxAttention, norm_first=norm_first, num_layers=1)
     params = redraw(model, dtype=np.float64)
-    block, own = model.apply(params, method=lambda module: module).blocks[0], params["blocks"][0]
+    block, own = slow.bind(model, params).blocks[0], params["blocks"][0]
     x = rng.normal(size=(2, 5, 6))
     expected = slow.block(own, x, MASK, norm_first=norm_first)
     np.testing.assert_allclose(block(x, MASK).values[MASK], expected[MASK], rtol=1e-9)
@@ -104,8 +105,8 @@ def test_sites_of_dropout_in_a_block(bind, model, hidden, output):
     assert block.attention.dropout == block.dropout == 0.1
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
     first, second = jax.random.split(key)
-    third = jax.random.fold_in(key, _HIDDEN) if hidden and output else second
-    attended = block.attention(x, MASK, key=jax.random.fold_in(key, _WEIGHTS))
+    third = jax.random.fold_in(key, HIDDEN) if hidden and output else second
+    attended = block.attention(x, MASK, key=jax.random.fold_in(key, WEIGHTS))
     entry = block.attention_norm(x + dropout(first, attended, 0.1))
     inner = dropout(third, block.activation(block.ff_in(entry)), hidden)
     expected = block.ff_norm(entry + dropout(second, block.ff_out(inner), output))
@@ -192,7 +193,7 @@ def trained_by_keys(model, params):
     of_text = jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))
 
     def penalty(params, layer):
-        network = model.apply(params, method=lambda module: module)
+        network = slow.bind(model, params)
         keys = network(jnp.asarray(IDS), MASK).encoding.keys
         return jax.vmap(of_text, in_axes=(0, None))(keys, MASK).sum(-1)[layer]
 
@@ -233,7 +234,7 @@ def test_attention_maps_are_the_weights_of_the_values(layer, bind):
 def test_embeddings_add_positions_and_types_and_the_second_type_follows_the_separator(redraw):
     model, ids = encoder(num_types=2, separator=1, position_offset=2), jnp.asarray(IDS)
     params = redraw(model)
-    network = model.apply(params, method=lambda module: module)
+    network = slow.bind(model, params)
     types = network.token_types(ids)
     assert types.tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
     tokens, positions, kinds = (params[n]["embedding"] for n in ("tokens", "positions", "types"))

@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,12 +56,12 @@ def test_hidden_states_use_the_memory_in_bfloat16_too():
     model = nn.with_memory(model, site="embedding")
     params = lively(model)
 
-    def states(network):
-        tokens, types = network.embed_tokens(IDS), network.token_types(IDS)
-        return network.hidden_states(network.embed(tokens, types), MASK, types)
-
+    run = partial(model.apply, params)
+    tokens, types = run(IDS, method="embed_tokens"), run(IDS, method="token_types")
+    embeddings = run(tokens, types, method="embed")
+    states = run(embeddings, MASK, types, method="hidden_states")
     hidden = model.apply(params, IDS, MASK).encoding.hidden[MASK]
-    np.testing.assert_allclose(model.apply(params, method=states)[-1][MASK], hidden, rtol=1e-2)
+    np.testing.assert_allclose(states[-1][MASK], hidden, rtol=1e-2)
 
 
 @pytest.mark.parametrize("sigma", [None, 0.7, np.linspace(0.5, 1.0, 6).reshape(2, 3)])

@@ -12,7 +12,7 @@ from nn import checkpoints, slow
 from nn.checkpoints import CONFIGS, PAD, VOCAB, WIDTH, save, shapes
 from safetensors.numpy import save_file
 
-from hopfax.nn import families, load_pretrained, tensor_files
+from hopfax.nn import causal, load_pretrained, tensor_files
 
 FAMILIES = ("bert", "roberta", "gpt2", "gemma2")
 
@@ -144,7 +144,7 @@ def test_the_head_for_sequence_classification(tmp_path, family):
     head = [
         np.max(model.params[name][kind])
         for name in ("pooler", "classifier")
-        for kind in ("weight", "bias")
+        for kind in ("kernel", "bias")
     ]
     assert head == [len(named) + i for i in (-4, -3, -2, -1)]
     several = {"problem_type": "multi_label_classification"}
@@ -279,7 +279,7 @@ def test_padding_on_either_side_changes_nothing(folder, texts, rng):
 def test_attention_weights_are_those_of_the_values(rng):
     """With two heads for each key and value, as in Gemma-2."""
     query, keys, values = (rng.normal(size=(5, n, 3)) for n in (4, 2, 2))
-    mixed, weights = families._attend(query, keys, values, np.tri(5, dtype=bool), scale=1.0)
+    mixed, weights = causal._attend(query, keys, values, np.tri(5, dtype=bool), scale=1.0)
     want = np.einsum("hqt,thw->qhw", weights, np.repeat(values, 2, axis=1)).reshape(5, 12)
     np.testing.assert_allclose(mixed, want, rtol=1e-4, atol=1e-5)
     scores = np.where(np.tri(5), query[:, 3] @ keys[:, 1].T, -np.inf)
@@ -296,7 +296,8 @@ def test_parameters_can_be_arguments(folder, texts):
         return jnp.square(result.output - 1).mean()
 
     gradient = jax.grad(loss)(model.params)
-    gradient["layers"].get("key", {}).pop("bias", None)  # the softmax does not depend on it
+    for block in gradient.get("blocks", {}).values():
+        del block["attention"]["key"]["bias"]  # the softmax does not depend on it
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
     out = model.forward(model.embed(ids), mask).output
     np.testing.assert_allclose(loss(model.params), np.square(out - 1).mean(), rtol=1e-5)

@@ -8,7 +8,7 @@ from nn.released_program import LAMBDA, RUNS, TINY, classify, losses
 
 from hopfax import hopfield
 from hopfax.nn import load_released
-from hopfax.nn.released import Released, import_params
+from hopfax.nn.released import Program, import_params
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_recorded_run_in_double_precision(x64, golden):
     path, file = golden
     program = load_released(path)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), program.params)
-    program = Released(program.model, params)
+    program = Program(program.model, params)
     call = jax.jit(program.classify)
     for run, sigma in RUNS.items():
         out = call(file["ids"], file["mask"], noise=sigma * file["noise"].astype(np.float64))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn import slow
 
 from hopfax.nn import Encoder, SoftmaxAttention, functional
 from hopfax.nn.encoder import Perturbation
@@ -55,7 +56,7 @@ def test_steps_are_layers_of_the_same_parameters(redraw):
 
 def halted(model, params, enough=0.99):
     """Returns states, N and N + R, token by token."""
-    network = model.apply(params, method=lambda module: module)
+    network = slow.bind(model, params)
     x = np.array(network.embed(network.embed_tokens(jnp.asarray(IDS))), np.float64)
     vectors = np.asarray(params["steps"]["embedding"], np.float64)
     kernel, bias = (np.asarray(params["halt"][name], np.float64) for name in ("kernel", "bias"))

@@ -39,11 +39,11 @@ def draws(row, draw, *, choice=0):
 @partial(jax.jit, static_argnums=0)
 def stages(model, params, ids, mask, token_noise=0.0, embedding_noise=0.0):
     """The stages of a prediction: token vectors, embeddings, logits and steps."""
-    network = model.apply(params, method=lambda module: module)
-    tokens = network.embed_tokens(ids)
-    embeddings = network.embed(tokens + token_noise)
-    encoding = network.encode(embeddings + embedding_noise, mask)
-    return tokens, embeddings, network.classify(encoding.hidden, mask), encoding.num_steps
+    run = partial(model.apply, params)
+    tokens = run(ids, method="embed_tokens")
+    embeddings = run(tokens + token_noise, method="embed")
+    encoding = run(embeddings + embedding_noise, mask, method="encode")
+    return tokens, embeddings, run(encoding.hidden, mask, method="classify"), encoding.num_steps
 
 
 def by_hand(seed, noise):

@@ -48,7 +48,7 @@ def bag(num_outputs=2):
         "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
         "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
     }
-    return Functional(None, tiny.apply_of(Placed)), params
+    return Functional(None, tiny.apply_of(Placed), config=tiny.Config()), params
 
 
 def victim(model, params, vocabulary=VOCABULARY, **options):

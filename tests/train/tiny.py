@@ -109,7 +109,6 @@ class Bag(NamedTuple):
     """A bag of words with the stages of an encoder, which compiles fast."""
 
     params: dict
-    embedding_scale, stores_padding = 1.0, False
 
     def embed_tokens(self, ids):
         return self.params["tokens"]["embedding"][ids]
@@ -136,10 +135,14 @@ class Bag(NamedTuple):
 
 def apply_of(module):
     def apply(params, *inputs, method="__call__", **options):
-        method = getattr(module, method) if isinstance(method, str) else method
-        return method(module(params), *inputs, **options)
+        return getattr(module, method)(module(params), *inputs, **options)
 
     return apply
+
+
+class Config(NamedTuple):
+    embedding_scale: float = 1.0
+    stores_padding: bool = False
 
 
 def bag(width=4):
@@ -148,4 +151,4 @@ def bag(width=4):
         table = jax.random.normal(one, (VOCAB, width))
         return {"tokens": {"embedding": table}, "out": jax.random.normal(other, (width, 2))}
 
-    return Functional(init, apply_of(Bag))
+    return Functional(init, apply_of(Bag), config=Config())

@@ -1,0 +1,203 @@
+"""GPT-2 and Gemma-2 as pure functions of their parameters, for one sequence.
+
+Parameters are nested dicts; those of all layers are stacked along the first axis. Weights are
+(inputs, outputs).
+
+References:
+    Radford et al. (2019), Language Models are Unsupervised Multitask Learners; Gemma Team (2024),
+    Gemma 2.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from hopfax.nn.block import ACTIVATIONS
+from hopfax.nn.families import Settings, check_positive
+from hopfax.nn.functional import Params
+
+# (parameters, embeddings, mask) -> (output, hidden states, attention weights), without a batch.
+Output = tuple[
+    Float[Array, "tokens outputs"],
+    Float[Array, "states tokens width"],
+    Float[Array, "layers heads queries tokens"],
+]
+Attention = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
+Forward = Callable[[Params, Array, Array], Output]
+
+
+def gpt2(config: Settings) -> Forward:
+    """GPT-2: pre-norm blocks, causal attention, one projection for queries, keys and values."""
+    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
+    activation = config.choose("hidden_act", ACTIVATIONS)
+    heads = partial(_split, head_width=config.head_width)
+    scale = config.head_width**-0.5
+
+    def forward(params: Params, embeddings: Array, mask: Array) -> Output:
+        allowed = mask & (_distances(mask) >= 0)
+        # Positions count from the first real token.
+        positions = jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
+        x = embeddings + params["positions"]["embedding"][positions]
+
+        def block(x: Array, p: Params, _: None) -> Attention:
+            h = _linear(p["qkv"], norm(p["attention_norm"], x))
+            query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
+            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
+            x = x + _linear(p["attention_out"], mixed)
+            hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
+            return x + _linear(p["ff_out"], hidden), weights
+
+        final = partial(norm, params["norm"])
+        states, weights = _run_layers(block, x, params["layers"], final=final)
+        return states[-1] @ params["tokens"]["embedding"].T, states, weights
+
+    return forward
+
+
+def gemma2(config: Settings) -> Forward:
+    """Gemma-2: RMS norms around both parts, rotary positions, soft caps, alternating windows."""
+    norm = partial(_rms_norm, eps=config["rms_norm_eps"])
+    activation = config.choose("hidden_act", ACTIVATIONS)
+    heads = partial(_split, head_width=config.head_width)
+    rotate = partial(_rotate, theta=_rope_theta(config))
+    scale = config["query_pre_attn_scalar"] ** -0.5
+    cap, final_cap = (config.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
+    windows = _windows(config)
+
+    def forward(params: Params, embeddings: Array, mask: Array) -> Output:
+        distances = _distances(mask)
+        causal = mask & (distances >= 0)
+
+        def block(x: Array, p: Params, window: Array) -> Attention:
+            h = norm(p["attention_norm"], x)
+            query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
+            allowed = causal & (distances < window)
+            query, keys = rotate(query), rotate(keys)
+            mixed, weights = _attend(query, keys, values, allowed, scale=scale, cap=cap)
+            x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
+            h = norm(p["ff_norm"], x)
+            hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
+            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights
+
+        final = partial(norm, params["norm"])
+        states, weights = _run_layers(block, embeddings, params["layers"], windows, final=final)
+        logits = states[-1] @ params["tokens"]["embedding"].T
+        return _soft_cap(logits, final_cap), states, weights
+
+    return forward
+
+
+def _rope_theta(config: Settings) -> float:
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(value := config.get(key, {}), dict):
+            raise ValueError(f"{key} must be an object, got {value!r}")
+    rope = config.get("rope_parameters", config.get("rope_scaling", {}))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rope_type must be default, got {kind!r}")
+    theta = rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]
+    check_positive("rope_theta", theta)
+    return theta
+
+
+def _windows(config: Settings) -> Int[Array, " layers"]:
+    """Returns the number of tokens each layer's queries attend to, including their own."""
+    num_layers = config["num_hidden_layers"]
+    sizes = {
+        "sliding_attention": config["sliding_window"],
+        "full_attention": config["max_position_embeddings"],
+    }
+    types = config.get("layer_types", [list(sizes)[layer % 2] for layer in range(num_layers)])
+    known = isinstance(types, list) and all(name in list(sizes) for name in types)
+    if not known or len(types) != num_layers:
+        raise ValueError(
+            f"layer_types must be a list of {num_layers} of {', '.join(sizes)}, got {types!r}"
+        )
+    return jnp.array([sizes[name] for name in types])
+
+
+def _run_layers(
+    block: Callable[[Array, Params, Any], Attention],
+    x: Float[Array, "tokens width"],
+    layers: Params,
+    settings: Array | None = None,
+    *,
+    final: Callable[[Array], Array] = lambda x: x,
+) -> tuple[Float[Array, "states tokens width"], Float[Array, "layers heads queries tokens"]]:
+    """Returns hidden states, the last one after `final`, and attention weights of all layers."""
+
+    def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Array]]:
+        output, weights = block(x, *layer)
+        return output, (x, weights)
+
+    last, (inputs, weights) = jax.lax.scan(step, x, (layers, settings))
+    return jnp.concatenate([inputs, final(last)[None]]), weights
+
+
+def _attend(
+    query: Float[Array, "tokens heads head"],
+    keys: Float[Array, "tokens groups head"],
+    values: Float[Array, "tokens groups head"],
+    allowed: Bool[Array, "#tokens tokens"],
+    *,
+    scale: float,
+    cap: float | None = None,
+) -> Attention:
+    """Softmax attention in float32 at least; groups of heads share keys and values."""
+
+    def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
+        scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
+        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
+        return weights.astype(values.dtype) @ values, weights
+
+    group = query.shape[1] // keys.shape[1]
+    keys, values = jnp.repeat(keys, group, axis=1), jnp.repeat(values, group, axis=1)
+    mixed, weights = jax.vmap(head, in_axes=1, out_axes=(1, 0))(query, keys, values)
+    return mixed.reshape(len(query), -1), weights
+
+
+def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
+    """Rotary position embedding of the two halves of a head: Su et al. (2021), RoFormer."""
+    half = x.shape[-1] // 2
+    angles = jnp.arange(len(x))[:, None, None] * theta ** (-jnp.arange(half) / half)
+    left, right = jnp.split(_wide(x), 2, axis=-1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def _distances(mask: Bool[Array, " tokens"]) -> Int[Array, "queries keys"]:
+    return jnp.arange(len(mask))[:, None] - jnp.arange(len(mask))
+
+
+def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:
+    return x.reshape(len(x), -1, head_width)
+
+
+def _linear(p: Params, x: Array) -> Array:
+    return x @ p["weight"] + p.get("bias", 0)
+
+
+def _layer_norm(p: Params, x: Array, *, eps: float) -> Array:
+    centered = _wide(x) - _wide(x).mean(-1, keepdims=True)
+    return (_normalize(centered, eps=eps) * p["weight"] + p["bias"]).astype(x.dtype)
+
+
+def _rms_norm(p: Params, x: Array, *, eps: float) -> Array:
+    return (_normalize(_wide(x), eps=eps) * (1 + _wide(p["weight"]))).astype(x.dtype)
+
+
+def _normalize(x: Array, *, eps: float) -> Array:
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
+
+
+def _soft_cap(x: Array, cap: float | None) -> Array:
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
