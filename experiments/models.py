@@ -352,6 +352,8 @@ def _with_fixed_memory(
     model: Functional[Encoder], log_prior: np.ndarray | None
 ) -> Functional[Encoder]:
     """Returns a model with memory at the token site that is not among its parameters."""
+    import jax.numpy as jnp
+
     from hopfax.nn import with_memory
     from hopfax.nn.memory import initial_memory
 
@@ -359,7 +361,7 @@ def _with_fixed_memory(
 
     def apply(params: Any, *inputs: Any, **options: Any) -> Any:
         start = initial_memory(model.config.vocab_size, model.config.width, None)
-        memory = {**start, "log_prior": log_prior}
+        memory = start if log_prior is None else {**start, "log_prior": jnp.asarray(log_prior)}
         return remembering.apply({**params, "memory": memory}, *inputs, **options)
 
     return model._replace(apply=apply)

@@ -49,7 +49,7 @@ def gelu(x: Array) -> Array:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from hopfax.nn.encoder import gelu
+        >>> from hopfax.nn.block import gelu
         >>> gelu(jnp.float32(0)).item()
         0.0
     """
