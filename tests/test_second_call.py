@@ -37,7 +37,7 @@ def half(params, x):
 
 @jax.jit
 def network(x):
-    return jnp.tanh(x + x[::-1]).sum()
+    return jnp.tanh(x.sum()) + x[0]
 
 
 def plain(x):
