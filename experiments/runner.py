@@ -134,13 +134,13 @@ def fill(
 def second_process(
     config: Any, jobs: Sequence[Job]
 ) -> Iterator[tuple[MutableSequence[float], Callable[[], bool]]]:
-    """Measures trials in a second process, from the last one on, if two or more are not trained.
+    """Measures trials in a second process, last one first, if at least two are not trained.
 
-    One model does not keep two cores busy, and compilation keeps only one. GPUs, smoke runs, whose
-    compiler options are this process's own, and other jobs have no second process. It ends with the
-    context, or by itself after this process; its models are the same to the bit.
+    One model does not keep two cores busy, and compilation keeps only one. It is not used on GPUs,
+    for other jobs, or in smoke runs, whose compiler options are this process's own. It ends with
+    the context or with this process. Results are the same to the bit.
 
-    Yields the share of each job that it has done, -1 before its start, and whether it is running.
+    Yields each job's finished share, -1 before its start, and whether the process is running.
     """
     root = Path(getattr(config, "runs", "")) / "cells"
     trials = [

@@ -1,6 +1,6 @@
-"""Checks of arguments: shapes and types with chex, values here, unless they are traced.
+"""Checks of arguments: chex checks shapes and types, this module values that are not traced.
 
-`chex.disable_asserts` turns the former off.
+`chex.disable_asserts` disables the checks by chex.
 """
 
 import functools
@@ -29,8 +29,8 @@ def instead(kind: type[Exception], message: str) -> dict[str, Any]:
 def compile_once(*static: str, check: Callable[..., Any] | None = None) -> Callable[[Fn], Fn]:
     """Returns a decorator that jits a function; `static` are names of hashable options.
 
-    Before each call, `check` sees the arguments, whose values may be known, and may return options
-    to replace.
+    `check(*args, **options)` runs before each call, outside the trace. It may return options that
+    replace those of the call.
     """
 
     def decorate(fn: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imports jax, which --help does not wait for
     from hopfax.measure import Page
 
 COMMANDS = {
-    "robustness": "Score against Gaussian noise on the embeddings.",
+    "robustness": "Scores under Gaussian noise on the embeddings.",
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
@@ -28,12 +28,12 @@ _HELP = {
     "text": "sentence to measure",
     "--dev": "texts and labels: .csv, .tsv or .jsonl",
     "--text": "column of the texts (default: %(default)s)",
-    "--pair": "column of the second texts; required without a text classifier",
+    "--pair": "column of the second texts; required unless MODEL is a text classifier",
     "--label": "column of the labels, or of similarity scores of pairs (default: %(default)s)",
-    "--labels": "the column's names for the model's labels, in the model's order",
+    "--labels": "names in the label column, in the order of the model's labels",
     "--memory": "also score denoised token embeddings (slower)",
     "--texts": "text file, one text per line; blank lines are skipped",
-    "--rows": "number of rows, evenly spaced (default: %(default)s)",
+    "--rows": "maximum number of rows, evenly spaced (default: %(default)s)",
     "--out": "folder for the results (default: %(default)s)",
 }
 

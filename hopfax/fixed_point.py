@@ -58,11 +58,11 @@ def fixed_point(
     All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently, each
     with its own number of steps.
 
-    Outside `jax.jit`, the loop runs in Python and compiles nothing, operation by operation unless
-    `fn` is jitted. Under `jax.vmap` outside `jax.jit`, every call compiles its loop.
+    Outside `jax.jit`, the loop runs in Python and calls `fn` once a step: jit `fn` to compile it.
+    Under `jax.vmap` outside `jax.jit`, every call compiles the loop.
 
     Args:
-        fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
+        fn: The map, called as `fn(params, x)` and returning a pytree like `x`. It must not close
             over traced arrays; pass them in `params`.
         params: Parameters of `fn`, a pytree.
         init: Initial state, a pytree of floating arrays of any shape.
@@ -229,6 +229,10 @@ def relative_change(change: Array, norm: Array) -> Array:
     return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
 
 
+def _kinds(tree: PyTree) -> Any:
+    return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", tree)
+
+
 @jax.jit
 def _start(leaves: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array, Array]:
     """Returns the number of steps, the residual, and whether to take a step, before the first."""
@@ -268,6 +272,8 @@ def _iterate(
 
     def advance(loop: _Loop) -> _Loop:
         new = fn(params, loop.value)
+        if (given := _kinds(new)) != (allowed := _kinds(loop.value)):
+            raise TypeError(f"fn must return arrays like init, {allowed}, got {given}")
         change = measure(*jax.lax.stop_gradient((new, loop.value)))
         return _Loop(new, *_judge(change, tol, loop.num_steps, min_steps))
 

@@ -111,7 +111,8 @@ class _Network(Generic[Module]):
         self, method: str, fixed: Any, params: Params, inputs: Any, options: dict[str, Any]
     ) -> Any:
         if wrong := sorted({*flatten(params)} ^ self.names):
-            raise ValueError(f"params must be the model's, got missing or unknown {wrong[0]}")
+            kind = "no" if wrong[0] in self.names else "unknown"
+            raise ValueError(f"params must have the model's names, got {kind} {wrong[0]}")
         module = nnx.merge(self.graphdef, params)
         return getattr(type(module), method)(module, *inputs, **dict(fixed), **options)
 

@@ -72,7 +72,7 @@ precision = partial(nn.with_precision, tinybert())
         (memory, {"model": tinybert(embedding_norm=False), "site": "embedding"}, "a.* LayerNorm"),
         (memory, {"model": {}}, r"must be a Functional, .* got a dict"),
         (memory, {"model": decoder()}, "model must be an Encoder, got one with config None"),
-        (forget, {}, "the model's, got missing or unknown memory.log_prior"),
+        (forget, {}, "the model's names, got no memory.log_prior"),
         (memory, {"sigma": 0}, "sigma must be > 0 and finite, got 0"),
     ],
 )
