@@ -1,4 +1,7 @@
-"""Algorithmic tasks on which small transformers grok: modular addition and noisy sparse parity."""
+"""Algorithmic tasks on which small transformers grok: modular addition and noisy sparse parity.
+
+Numbers out of range raise a ValueError.
+"""
 
 from typing import NamedTuple
 
@@ -45,9 +48,6 @@ def modular_addition(
         num_validation: Validation rows, >= 1.
         num_test: Test rows, >= 1.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.data import modular_addition
         >>> data = modular_addition(0, modulus=7, num_train=30, num_validation=9, num_test=10)
@@ -88,9 +88,6 @@ def sparse_parity(
         num_train: Training rows, >= 1; the splits have at most 2**n rows in all.
         num_validation: Validation rows, >= 1.
         num_test: Test rows, >= 1.
-
-    Raises:
-        ValueError: If a number is out of its range.
 
     Example:
         >>> from hopfax.data import sparse_parity

@@ -148,9 +148,6 @@ def eval_batches(bucket: Bucket, *, batch_size: int) -> Iterator[tuple[Bucket, n
         A batch of exactly `batch_size` rows and its weights `(batch_size,)` float32: 1 for a
         row, 0 for the copies of the last row that fill the last batch.
 
-    Raises:
-        ValueError: If `batch_size` is not an integer >= 1.
-
     Example:
         >>> import numpy as np
         >>> from hopfax.data import Bucket, eval_batches

@@ -83,9 +83,6 @@ def next_words(
 def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
     r"""Returns the lines of `wikitext-2/wiki.{train,valid,test}.tokens`, by split.
 
-    Raises:
-        FileNotFoundError: If a file is missing.
-
     Example:
         >>> import pathlib, tempfile
         >>> from hopfax.data import read_wikitext2

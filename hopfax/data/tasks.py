@@ -31,19 +31,14 @@ class Example(_Row):
 
     Attributes:
         texts: A string, a pair of strings, or choices: a tuple of pairs or of tuples of one
-            string. The attribute always has choices, which a model scores (COPA has two).
+            string; otherwise a TypeError. The attribute always has choices (COPA has two).
         label: Class number, number of the correct choice, or regression score.
         index: Row number in its file or stream, from 0.
-
-    Raises:
-        TypeError: If `texts` is none of these.
 
     Example:
         >>> from hopfax.data import Example
         >>> Example("hello world", 0, 0)
         Example(texts=(('hello world',),), label=0, index=0)
-        >>> Example(("a premise", "a hypothesis"), 1, 0).texts
-        (('a premise', 'a hypothesis'),)
     """
 
     __slots__ = ()

@@ -83,11 +83,7 @@ def gaussian_noise(
 
 @compile_once("per_token")
 def matched_sigma(
-    signal: Signal,
-    *,
-    snr_db: float | Float[Array, ""],
-    mask: Mask = None,
-    per_token: bool = False,
+    signal: Signal, *, snr_db: float | Float[Array, ""], mask: Mask = None, per_token: bool = False
 ) -> Float[Array, ""] | Float[Array, " tokens"]:
     r"""Returns the standard deviation of noise with a given signal-to-noise ratio.
 
@@ -137,9 +133,6 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
 
     Returns:
         The ratio; +inf without noise, nan without noise and signal.
-
-    Raises:
-        TypeError, ValueError: See `matched_sigma`; also if the noise has another shape.
 
     Example:
         >>> import jax.numpy as jnp

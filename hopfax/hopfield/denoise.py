@@ -2,7 +2,7 @@
 
 With known noise level, a Hopfield update over the clean patterns, with inverse temperature
 1/sigma^2 and a bias, is the posterior mean of the clean pattern given a noisy one. Functions take
-one noisy query; use `jax.vmap` for more.
+one noisy query; use `jax.vmap` for more. All raise the errors of `denoise`.
 """
 
 import math
@@ -212,9 +212,6 @@ def denoise_normalized(
     Returns:
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
 
-    Raises:
-        TypeError, ValueError: As in `denoise`.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from hopfax import hopfield
@@ -302,7 +299,7 @@ def estimate_sigma(
     $$\hat\sigma^2 = \frac{1}{nd} \sum_i \|x_i\|^2 - \frac{1}{d} \sum_v \pi_v \|e_v\|^2$$
 
     Args:
-        noisy: One noisy pattern a row.
+        noisy: One noisy pattern a row, at least one.
         patterns: Clean patterns, one a row.
         log_prior: See `denoise`.
         mask: True where a row of `noisy` is real; None takes all.
@@ -310,9 +307,6 @@ def estimate_sigma(
     Returns:
         The estimate, at least a thousandth of the patterns' root mean square, so that it is a valid
         `sigma` of `denoise` without noise or real rows; nan if the prior excludes all patterns.
-
-    Raises:
-        TypeError, ValueError: As in `denoise`; also if there is no row.
 
     Example:
         >>> import jax

@@ -227,15 +227,12 @@ def recovery_rate(
 
     Args:
         patterns: Patterns, one a row.
-        sigma: See `recovery_bound`.
+        sigma: See `recovery_bound`, as for errors.
         log_prior: See `denoise`.
         index: Indices of the patterns of interest; None for all.
 
     Returns:
         The rate for each pattern of `index`, in [0, 1]; that of two equal patterns is halved.
-
-    Raises:
-        TypeError, ValueError: As in `recovery_bound`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,6 +1,7 @@
 """Modern Hopfield retrieval: energy, one update, and iteration to an attractor.
 
-Functions take one query and one set of stored patterns; use `jax.vmap` for a batch.
+Functions take one query and one set of stored patterns; use `jax.vmap` for a batch. All raise the
+errors of `energy`.
 """
 
 from functools import partial
@@ -99,9 +100,6 @@ def update(
 
     Returns:
         The next state, in the state's dtype if it is floating. Arithmetic uses at least float32.
-
-    Raises:
-        TypeError, ValueError: See `energy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -251,13 +249,10 @@ def trajectory(
         patterns: Stored patterns, one per row.
         beta: Inverse temperature, > 0.
         mask: True where a pattern is real; None means all.
-        num_steps: Number of updates, at least 1.
+        num_steps: Number of updates, at least 1; otherwise a ValueError.
 
     Returns:
         A `Trajectory` of `num_steps + 1` states and energies, starting with the query's.
-
-    Raises:
-        TypeError, ValueError: See `energy`; also if `num_steps < 1`.
 
     Example:
         >>> import jax.numpy as jnp

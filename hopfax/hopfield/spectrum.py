@@ -1,7 +1,7 @@
 """The spectrum of a layer's keys, its entropy, and Eigenspectrum Regularization (ESR).
 
 Functions take the keys of one sequence, one per row, and a mask that is True where a token is real;
-None means all. Use `jax.vmap` for a batch.
+None means all. Use `jax.vmap` for a batch. All raise the errors of `key_spectrum`.
 """
 
 import math
@@ -124,15 +124,8 @@ def eigen_entropy(
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
 
-    Args:
-        keys: One key per row.
-        mask: True where a token is real; None means all.
-
     Returns:
         A number in [1, width]; 1 also where the keys do not vary.
-
-    Raises:
-        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -151,15 +144,8 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the effective number of directions with variance, $1 / \sum_j p_j^2$.
 
-    Args:
-        keys: One key per row.
-        mask: True where a token is real; None means all.
-
     Returns:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
-
-    Raises:
-        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -174,20 +160,13 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
 @_compile
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Computes the Gini coefficient of the key spectrum.
+    r"""Computes the Gini coefficient of the spectrum of keys of width $d$.
 
     $$G = \frac{1}{d} \sum_{j=1}^{d} (d + 1 - 2j)\, p_j, \qquad p_1 \ge \dots \ge p_d$$
-
-    Args:
-        keys: One key per row, width $d$.
-        mask: True where a token is real; None means all.
 
     Returns:
         A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if
         all variance is in one direction.
-
-    Raises:
-        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -221,9 +200,6 @@ def esr_penalty(
 
     Returns:
         The penalty, >= 0.
-
-    Raises:
-        TypeError, ValueError: See `eigen_entropy`.
 
     Differentiation:
         As in `eigen_entropy`. Second derivatives of `"shannon"` differentiate eigenvectors and are

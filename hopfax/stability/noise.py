@@ -1,7 +1,8 @@
 """Correlated pairs of inputs: Gaussian, of bits, and of tokens.
 
 A pair sampler is called as `pair(key, shape, rho=rho)` and returns two arrays. The first must not
-depend on `rho`, so that estimates at several correlations share it.
+depend on `rho`, so that estimates at several correlations share it. Values of `rho` out of range
+raise a ValueError, unless traced.
 """
 
 import jax
@@ -27,9 +28,6 @@ def gaussian_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Flo
 
     Returns:
         X and Y. X depends only on the key.
-
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -59,9 +57,6 @@ def bit_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
 
     Returns:
         The bits as floats, and their noisy copy.
-
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -58,15 +58,13 @@ def hotflip(
     *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
     Words replace words, numbers and punctuation, and pieces replace pieces; special tokens and
     padding do not change. Flips are dropped if the new word is tokenized differently. This is the
-    paper's attack
-    on words without its constraints on similarity, part of speech and stop words.
+    paper's attack on words without its constraints on similarity, part of speech and stop words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
     WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
     $u_1 .. u_m$, with the estimate
     $\sum_j E_{u_j} \cdot g_{\min(j, k)} - \sum_j E_{x_j} \cdot g_j$: further pieces
-    use the gradient of the last old one. It is exact if the loss is linear in the sum of the
-    embeddings. Otherwise it is rough, since it ignores that later words move; therefore the losses
+    use the gradient of the last old one. It ignores that later words move; therefore the losses
     decide which texts are kept.
 
     The result is the version with the greatest loss, possibly the clean text. A wider beam never
@@ -194,8 +192,7 @@ def _editable_words(current: Version, linear: Linearized) -> dict[int, _Tokens]:
     return words
 
 
-def _kind(token: str) -> int:
-    """Whether a token replaces words, pieces or nothing."""
+def _kind(token: str) -> int:  # of the tokens that a token replaces
     if not token.removeprefix("##").isalpha():
         return NEVER
     return PIECE if token.startswith("##") else WORD

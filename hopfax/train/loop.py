@@ -56,8 +56,8 @@ class _Run(NamedTuple):
     scores: np.ndarray
     epochs: np.ndarray
     waited: np.ndarray  # epochs since the best one
-    epoch: np.ndarray  # complete epochs
-    chunk: np.ndarray  # complete chunks of the current epoch
+    epoch: np.ndarray = np.array(0)  # complete epochs
+    chunk: np.ndarray = np.array(0)  # complete chunks of the current epoch
 
 
 @interrupt.listen()
@@ -122,15 +122,9 @@ def fit(
         >>> rows = to_buckets(rows, boundaries=(4,))
         >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
         >>> result = fit(
-        ...     make_predictor(model),
-        ...     classification(model),
-        ...     train=rows,
-        ...     validation=rows,
+        ...     make_predictor(model), classification(model), train=rows, validation=rows,
         ...     score=lambda logits, labels: (logits.argmax(1) == labels).mean(),
-        ...     seeds=(23, 42),
-        ...     epochs=2,
-        ...     optimizer=partial(adamw, 1e-3),
-        ...     batch_size=4,
+        ...     seeds=(23, 42), epochs=2, optimizer=partial(adamw, 1e-3), batch_size=4,
         ... )
         >>> result.scores.shape, result.steps
         ((2,), 4)
@@ -151,20 +145,15 @@ def fit(
     if predictor.sharding:
         keys, states = jax.device_put((keys, states), predictor.sharding.over("seeds"))
         rows = jax.device_put(rows, predictor.sharding.over())
-    zeros = np.zeros(len(seeds), int)
-    step, run = (
-        0,
-        _Run(
-            seeds=np.array(seeds),
-            total_steps=np.array(total_steps),
-            states=states,
-            best=_copy(states.params),  # training donates the states
-            scores=np.full(len(seeds), -np.inf),
-            epochs=zeros,
-            waited=zeros,
-            epoch=np.array(0),
-            chunk=np.array(0),
-        ),
+    step, zeros = 0, np.zeros(len(seeds), int)
+    run = _Run(
+        seeds=np.array(seeds),
+        total_steps=np.array(total_steps),
+        states=states,
+        best=_copy(states.params),  # training donates the states
+        scores=np.full(len(seeds), -np.inf),
+        epochs=zeros,
+        waited=zeros,
     )
     if checkpoints and (restored := checkpoints.restore(run)):
         step, stored = restored

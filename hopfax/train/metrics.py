@@ -72,9 +72,6 @@ def with_interval(
 
     The interval of an accuracy is Wilson's, that of other metrics a bootstrap with 300 resamples.
 
-    Raises:
-        ValueError: As in `scores`.
-
     Example:
         >>> import numpy as np
         >>> from hopfax.train.metrics import with_interval
@@ -210,12 +207,9 @@ class MetricsLog:
         self._file.close()
 
     def write(self, step: int, **fields: Any) -> None:
-        """Appends one record.
+        """Appends one record of JSON values, or of NumPy or jax scalars and arrays.
 
-        Args:
-            step: Training step of the record.
-            **fields: JSON values, or NumPy or jax scalars and arrays; NaN and infinities become
-                null.
+        NaN and infinities become null.
 
         Raises:
             OSError: The record cannot be written, for instance because the disk is full.
@@ -228,11 +222,7 @@ class MetricsLog:
             rest = rest[self._file.write(rest) :]
 
     def truncate_after(self, step: int) -> None:
-        """Removes the records after a step, by replacing the file atomically.
-
-        Raises:
-            ValueError: A line is not JSON.
-        """
+        """Removes the records after a step, by replacing the file atomically."""
         self._file.close()
         self._rewrite(lambda line: json.loads(line)["step"] <= step)
 

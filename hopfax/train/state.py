@@ -14,13 +14,7 @@ from hopfax.nn.functional import Functional, Params
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes.
-
-    Attributes:
-        params: Parameters.
-        opt_state: The optimizer's state.
-        step: Number of steps taken; with the seed, it determines all randomness of the next step.
-    """
+    """Everything that a step changes; with the seed, `step` determines all its randomness."""
 
     params: Params
     opt_state: optax.OptState
@@ -71,14 +65,7 @@ def adamw(
 def init_states(
     model: Functional[Encoder], optimizer: optax.GradientTransformation, seeds: Sequence[int]
 ) -> TrainState:
-    """Returns the initial states of all seeds: a `TrainState` stacked along a first axis.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.state import adamw, init_states
-        >>> init_states(tinybert(10, 2, width=8), adamw(2e-5, total_steps=9), (23, 42)).step.shape
-        (2,)
-    """
+    """Returns the initial states of all seeds: a `TrainState` stacked along a first axis."""
 
     def init(key: Array) -> TrainState:
         params = model.init(key)
@@ -92,11 +79,6 @@ def seed_keys(seeds: Sequence[int]) -> Array:
 
     Raises:
         ValueError: A seed is not in [0, 2**32).
-
-    Example:
-        >>> from hopfax.train.state import seed_keys
-        >>> seed_keys((23, 42)).shape
-        (2,)
     """
     if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
         raise ValueError(f"seeds must be in [0, 2**32), got {wrong[0]}")
