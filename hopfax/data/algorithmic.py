@@ -115,7 +115,6 @@ def sparse_parity(
 
 
 def _sizes(num_texts: int, **sizes: int) -> list[int]:
-    """Checks and returns the numbers of rows of the splits."""
     for split, size in sizes.items():
         check_integer(f"num_{split}", size, 1)
     if (total := sum(sizes.values())) > num_texts:

@@ -35,8 +35,6 @@ class Bucket(Encoded):
 def evenly_spaced(rows: Any, count: int | None) -> Any:
     """Returns at most `count` evenly spaced rows, the first and last among them.
 
-    The first rows of a set may be of one source: those of STS-B are image captions.
-
     Args:
         rows: A list or an array, in the order of its file.
         count: Number of rows to return, >= 1; None for all.

@@ -42,15 +42,14 @@ def next_words(
 ) -> LanguageData:
     """Cuts texts into consecutive rows and returns a random subset.
 
+    Numbers out of range, and splits with too few words, raise a ValueError.
+
     Args:
         texts: Lines of `"train"`, `"validation"` and `"test"`.
         seed: Seed of the subset, >= 0.
         num_tokens: Words per row, >= 1.
         vocab_size: Size of the vocabulary, >= 2: `<unk>` and the most frequent training words.
         rows: Number of rows of each split, >= 1.
-
-    Raises:
-        ValueError: If a number is out of range, or a split has too few words.
 
     Example:
         >>> from hopfax.data import next_words

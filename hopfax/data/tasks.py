@@ -66,7 +66,6 @@ def _choices(texts: Any) -> Texts:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a sequence of one or two strings."""
     is_short = isinstance(value, tuple | list) and len(value) in (1, 2)
     return is_short and all(isinstance(part, str) for part in value)
 
@@ -76,7 +75,6 @@ def _all_columns(row: Mapping[str, str]) -> Texts:
 
 
 def _copa(row: Mapping[str, str]) -> Texts:
-    """Premise and question first, one choice second."""
     questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
     if row["question"] not in questions:
         raise ValueError(f"question must be 'cause' or 'effect', got {row['question']!r}")
@@ -160,10 +158,8 @@ def task(name: str | TaskSpec) -> TaskSpec:
     """Returns the specification of a task.
 
     Args:
-        name: A key of `TASKS`; a specification is returned unchanged.
-
-    Raises:
-        ValueError: If there is no such task; the message lists the nearest names and all names.
+        name: A key of `TASKS` (a ValueError lists the nearest ones), or a specification, which is
+            returned unchanged.
 
     Example:
         >>> from hopfax.data import task

@@ -160,8 +160,6 @@ def denoise(
         >>> clean = hopfield.denoise(noisy, patterns, sigma=1.5)
         >>> int(clean.index), bool(jnp.abs(clean.value - patterns[7]).max() < 0.1)
         (7, True)
-        >>> int(hopfield.denoise(noisy, patterns).index)  # sigma unknown
-        7
 
     References:
         Podasca and Das (2026), Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020),
@@ -358,10 +356,9 @@ def _posterior(
     bias: Array,
     block_size: int | None = None,
 ) -> tuple[Denoised, Array]:
-    """Posterior from log-priors and logits of a block of patterns at a time, and the mean gain.
+    """The posterior and the mean gain, from `logits(rows)` of a block of patterns at a time.
 
-    `logits(rows)` returns logits and gains, None for 1, whose products with patterns are averaged;
-    `closed_over` are the arrays it closes over.
+    It returns logits and gains (None: 1) and closes over the arrays `closed_over`.
     """
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size

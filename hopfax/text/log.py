@@ -87,7 +87,6 @@ def strings(text: Text) -> tuple[str, ...]:
 
 
 def _replace(part: Any, new: Iterator[str]) -> Any:
-    """Returns a text of the same structure with other strings."""
     return next(new) if isinstance(part, str) else tuple(_replace(inner, new) for inner in part)
 
 

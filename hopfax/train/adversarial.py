@@ -229,8 +229,7 @@ def _norms(delta: Deltas) -> Float[Array, "texts 1 1"]:
     return size * jnp.sqrt(jnp.sum(jnp.square(delta / safe), axis=(1, 2), keepdims=True))
 
 
-def _like(params: Params, batch: Batch) -> tuple[tuple[int, ...], jnp.dtype]:
-    """Shape and dtype of the token embeddings of a batch."""
+def _like(params: Params, batch: Batch) -> tuple[tuple[int, ...], jnp.dtype]:  # of embeddings
     table, (ids, _) = params["tokens"]["embedding"], texts_of(batch)
     return (*ids.shape, table.shape[-1]), table.dtype
 

@@ -156,11 +156,7 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until all saves are complete.
-
-        Raises:
-            CheckpointError: A save failed, for instance on a full disk.
-        """
+        """Blocks until all saves are complete; raises a CheckpointError if one failed."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:

@@ -237,12 +237,9 @@ def _predict_batch(
     root: PRNGKeyArray,
     batch: Batch,
     index: Int[Array, " batch"],
-    noise: tuple[Array, Array, Array],
+    noise: tuple[Array, Array, Array],  # whether the site is "token", level, protocol
 ) -> tuple[Float[Array, "batch outputs"], Float[Array, "4"]]:
-    """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries.
-
-    `noise` is (whether the site is "token", level, protocol).
-    """
+    """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries."""
     at_token, level, protocol = noise
     run = partial(apply, params)
     ids, mask = texts_of(batch)

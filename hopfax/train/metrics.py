@@ -41,8 +41,7 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
         {'f1': 0.667, 'score': 66.667}
 
     References:
-        Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient,
-        Computational Biology and Chemistry 28 (2004), Eq. 8.
+        Gorodkin, Comparing two K-category assignments (2004), Eq. 8.
     """
     if not metrics or not set(metrics) <= _METRICS.keys():
         raise ValueError(f"metrics must be among {', '.join(_METRICS)}, got {metrics!r}")

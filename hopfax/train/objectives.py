@@ -103,7 +103,7 @@ def classification(
     r"""Returns the papers' objective: task loss + `esr_weight` times ESR.
 
     Models with adaptive computation time add 0.01 times the steps of their tokens, as in the
-    program of the Universal Transformer.
+    program of the Universal Transformer. Numbers out of range raise a ValueError.
 
     Args:
         model: The classifier.
@@ -113,9 +113,6 @@ def classification(
         esr_in_nats: Use the released program's $(H - \alpha \log d)^2$: $(\log d)^2$ times Eq. 12.
         esr_masked: Whether the spectrum excludes padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
-
-    Raises:
-        ValueError: `esr_weight` is negative or not finite, or `esr_target` is not in [0, 1].
 
     Example:
         >>> from hopfax.nn import robertha

@@ -26,15 +26,12 @@ def adamw(
 ) -> optax.GradientTransformation:
     """Returns AdamW with linear warm-up over a tenth of the steps, then linear decay to 0.
 
-    Gradients are clipped to a global norm of 1.
+    Gradients are clipped to a global norm of 1. Numbers out of range raise a ValueError.
 
     Args:
         learning_rate: Peak learning rate, > 0.
         total_steps: Length of the schedule in steps, >= 1.
         weight_decay: Decoupled weight decay of all parameters, >= 0.
-
-    Raises:
-        ValueError: A number is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,11 +72,7 @@ def init_states(
 
 
 def seed_keys(seeds: Sequence[int]) -> Array:
-    """Returns one random key per seed.
-
-    Raises:
-        ValueError: A seed is not in [0, 2**32).
-    """
+    """Returns one random key per seed; a seed outside [0, 2**32) raises a ValueError."""
     if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
         raise ValueError(f"seeds must be in [0, 2**32), got {wrong[0]}")
     return _keys(np.asarray(seeds, np.uint32))

@@ -159,7 +159,6 @@ def _program(
 
 
 def _tokenized(tokenizer: Any, texts: Sequence[Text]) -> list[list[Any]]:
-    """The `tokenizers.Encoding` of each choice of each text."""
     examples = [Example(text, 0, 0).texts for text in texts]
     numbers = sorted({len(choices) for choices in examples})
     if len(numbers) > 1:
