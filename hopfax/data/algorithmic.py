@@ -14,10 +14,7 @@ from hopfax.data.tasks import check_integer
 class AlgorithmicData(NamedTuple):
     """Training rows, and validation and test rows without label noise; no row occurs twice.
 
-    Attributes:
-        vocab_size: Number of token ids.
-        num_classes: Number of labels.
-        relevant: Positions that determine the label, in increasing order.
+    `relevant` has the positions that determine the label, in increasing order.
     """
 
     train: Encoded

@@ -109,11 +109,10 @@ class TaskSpec:
         label_column: Column of the label.
         labels: Labels as the files write them (JSON booleans in lower case), in class order;
             class 1 is the positive class of F1 and MCC. Empty for regression.
-        unlabeled: Marks a missing gold label in the label column. Such rows are dropped with a
-            warning.
-        placeholder: Marks a missing text in a text column. Such rows are dropped with a warning.
-        damaged_share: Largest allowed fraction of damaged rows (without a column or a text). Up to
-            this fraction they are dropped with a warning; more are an error.
+        unlabeled: Marks a missing gold label; such rows are dropped with a warning.
+        placeholder: Marks a missing text; such rows are dropped with a warning.
+        damaged_share: Largest fraction of rows without a column or a text that are dropped with a
+            warning; more are an error.
         label_range: Lowest and highest score of a regression task.
         metrics: Metrics whose mean is the score.
         num_choices: Number of choices per row.

@@ -83,8 +83,6 @@ def matched_sigma(
 
     $$\sigma = \mathrm{rms}(e) \cdot 10^{-SNR/20}$$
 
-    In units of the signal's root mean square, $\sigma$ gives an SNR of $-20 \log_{10} \sigma$ dB.
-
     Args:
         signal: One token per row.
         snr_db: The expected signal-to-noise ratio in dB.

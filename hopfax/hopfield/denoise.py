@@ -300,7 +300,7 @@ def estimate_sigma(
         noisy: One noisy pattern a row, at least one.
         patterns: Clean patterns, one a row.
         log_prior: See `denoise`.
-        mask: True where a row of `noisy` is real; None takes all.
+        mask: True where a row of `noisy` is real; None means all.
 
     Returns:
         The estimate, at least a thousandth of the patterns' root mean square, so that it is a valid

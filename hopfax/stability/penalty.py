@@ -88,8 +88,7 @@ def stability_regularizer(
         every: Interval in steps, >= 1. The penalty is 0 unless `step` is a multiple of it.
 
     Returns:
-        The penalty, to be weighted by $\gamma$ and added to the loss; nan, with its gradient, if
-        the outputs for these rows are not distributions.
+        The penalty; nan, with its gradient, if the outputs for these rows are not distributions.
 
     Differentiation:
         With respect to `probs` and through the noisy forward pass.

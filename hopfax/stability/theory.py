@@ -34,8 +34,6 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     $$R(\rho) = E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] =
     \frac{\sqrt{1-\rho^2} + \rho(\pi - \arccos\rho)}{2\pi}$$
 
-    Not normalized: at $\rho = 1$ it is $E[\mathrm{ReLU}(X)^2] = 1/2$.
-
     Args:
         rho: Correlation, in [-1, 1]; a traced value outside gives nan.
 

@@ -101,10 +101,6 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
     and $L(\theta, \delta_K)$ is minimized: K + 1 forward and backward passes per step.
 
-    Args:
-        objective: Loss to minimize.
-        ball: Where to search, and how.
-
     Differentiation:
         With respect to the parameters, with a fixed perturbation. Dropout is the same in all
         passes.
@@ -136,10 +132,6 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     One backward pass gives both gradients: K forward and backward passes per step.
     The value is the mean loss over the K perturbations.
-
-    Args:
-        objective: Loss to minimize.
-        ball: Where to search, and how.
 
     Differentiation:
         First order, reverse mode, of the loss only, with respect to the parameters and `added`,
