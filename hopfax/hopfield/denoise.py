@@ -26,12 +26,10 @@ from hopfax.checks import (
     real_type,
 )
 from hopfax.fixed_point import zero_of
-from hopfax.hopfield.retrieval import exponentials, matmul
+from hopfax.hopfield.retrieval import Mask, Patterns, Scalar, Vector, exponentials, matmul
 
-Patterns = Float[Array, "patterns width"]
-Mask = Bool[Array, " patterns"] | None
 LogPrior = Float[Array, " patterns"] | None
-Sigma = float | Float[Array, ""] | None
+Sigma = Scalar | None
 
 BLOCK = 1536  # On two cores, larger blocks are hardly faster and take more memory.
 
@@ -46,7 +44,7 @@ class Candidates(NamedTuple):
 class Denoised(NamedTuple):
     """The posterior over the patterns that a noisy query may come from."""
 
-    value: Float[Array, " width"]  # posterior mean of the pattern
+    value: Vector  # posterior mean of the pattern
     index: Int[Array, ""]  # the most probable pattern
     probability: Float[Array, ""]  # its posterior probability, in [0, 1]
 
@@ -107,7 +105,7 @@ def clear(patterns: Array, log_prior: Array) -> Array:
 
 @compile_once("block_size", check=check_values)
 def denoise(
-    noisy: Float[Array, " width"],
+    noisy: Vector,
     patterns: Patterns,
     *,
     sigma: Sigma = None,
@@ -181,13 +179,13 @@ def denoise(
 
 @compile_once(check=check_values)
 def denoise_normalized(
-    noisy: Float[Array, " width"],
+    noisy: Vector,
     patterns: Patterns,
-    offset: Float[Array, " width"],
+    offset: Vector,
     *,
-    scale: Float[Array, " width"],
-    bias: Float[Array, " width"],
-    epsilon: float | Float[Array, ""],
+    scale: Vector,
+    bias: Vector,
+    epsilon: Scalar,
     sigma: Sigma = None,
     log_prior: LogPrior = None,
 ) -> Denoised:
@@ -249,7 +247,7 @@ def denoise_normalized(
 
 @compile_once("count", check=check_values)
 def candidates(
-    noisy: Float[Array, " width"],
+    noisy: Vector,
     patterns: Patterns,
     *,
     count: int,

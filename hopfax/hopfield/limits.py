@@ -18,8 +18,8 @@ from hopfax.checks import (
     compile_once,
     is_traced,
 )
-from hopfax.hopfield.denoise import LogPrior, Mask, Patterns, Sigma, check_values, clear, prepare
-from hopfax.hopfield.retrieval import matmul
+from hopfax.hopfield.denoise import LogPrior, Sigma, check_values, clear, prepare
+from hopfax.hopfield.retrieval import Mask, Patterns, Scalar, matmul
 
 Index = Int[Array, " rows"] | None
 
@@ -141,11 +141,7 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
 
 @compile_once(check=_check_rows)
 def recovery_bound(
-    patterns: Patterns,
-    *,
-    sigma: float | Float[Array, ""],
-    log_prior: LogPrior = None,
-    index: Index = None,
+    patterns: Patterns, *, sigma: Scalar, log_prior: LogPrior = None, index: Index = None
 ) -> Float[Array, " rows"]:
     r"""Returns a lower bound on the probability that a pattern is recovered under Gaussian noise.
 
@@ -200,11 +196,7 @@ def recovery_bound(
 
 @compile_once(check=_check_rows)
 def recovery_rate(
-    patterns: Patterns,
-    *,
-    sigma: float | Float[Array, ""],
-    log_prior: LogPrior = None,
-    index: Index = None,
+    patterns: Patterns, *, sigma: Scalar, log_prior: LogPrior = None, index: Index = None
 ) -> Float[Array, " rows"]:
     r"""Estimates the probability that a pattern is recovered under Gaussian noise.
 

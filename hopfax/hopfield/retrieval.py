@@ -24,9 +24,11 @@ from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 # With TF32, the default on GPUs, iterations stall and small eigenvalues are rounding errors.
 matmul = partial(jnp.matmul, precision="highest")
 
-Beta = float | Float[Array, ""]
+Scalar = Beta = float | Float[Array, ""]
+Vector = Float[Array, " width"]
+Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
-Params = tuple[Float[Array, "patterns width"], Float[Array, ""], Mask]
+Params = tuple[Patterns, Float[Array, ""], Mask]
 
 
 class Trajectory(NamedTuple):
@@ -50,13 +52,7 @@ def _check_query(query: Any, patterns: Any, *, beta: Any, tol: Any = 0.0, **_: A
 
 
 @compile_once(check=_check_state)
-def energy(
-    state: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-) -> Float[Array, ""]:
+def energy(state: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None) -> Float[Array, ""]:
     r"""Returns the energy of a state. `update` never increases it.
 
     $$E(\xi) = -\tfrac{1}{\beta} \log \sum_i \exp(\beta\, x_i^\top \xi)
@@ -94,13 +90,7 @@ def energy(
 
 
 @compile_once(check=_check_state)
-def update(
-    state: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-) -> Float[Array, " width"]:
+def update(state: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None) -> Vector:
     r"""Returns the softmax-weighted mean of the patterns: one Hopfield update of a state.
 
     $$\xi' = X^\top \mathrm{softmax}(\beta X \xi)$$
@@ -126,7 +116,7 @@ def update(
     return update_unchecked(params, start).astype(_dtype(state, start))
 
 
-def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Array, " width"]:
+def update_unchecked(params: Params, state: Vector) -> Vector:
     """`update` with the patterns, beta and mask of `_prepare`."""
     patterns, beta, mask = params
     # In this order vmap gives one row of scores per state, as the softmax and the products read.
@@ -168,8 +158,8 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
 
 @compile_once("max_steps", "gradient", "stop", "adjoint_max_steps", check=_check_query)
 def retrieve(
-    query: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
+    query: Vector,
+    patterns: Patterns,
     *,
     beta: Beta,
     mask: Mask = None,
@@ -230,12 +220,7 @@ def retrieve(
 
 @compile_once("num_steps", check=_check_query)
 def trajectory(
-    query: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-    num_steps: int = 20,
+    query: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None, num_steps: int = 20
 ) -> Trajectory:
     """Returns the states and energies of a query and its `num_steps` >= 1 updates.
 

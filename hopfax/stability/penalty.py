@@ -9,12 +9,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from hopfax.checks import check_count, check_range, is_traced, real_type
 from hopfax.stability.noise import Rho, bonami_beckner_pair
 
+Probs = Float[Array, "... classes"]
+
 
 def stability_penalty(
-    probs: Float[Array, "... classes"],
-    noisy_probs: Float[Array, "... classes"],
-    *,
-    stabilize: bool = True,
+    probs: Probs, noisy_probs: Probs, *, stabilize: bool = True
 ) -> Float[Array, "..."]:
     r"""Returns one sample of the negative noise stability of a model's output distribution.
 
