@@ -44,11 +44,16 @@ def _check_state(state: Any, patterns: Any, *, beta: Any, **_: Any) -> None:
     check_range(0, ends="()", beta=beta)
 
 
-def _check_query(query: Any, patterns: Any, *, beta: Any, tol: Any = 0.0, **_: Any) -> None:
+def _check_query(query: Any, patterns: Any, *, beta: Any, **_: Any) -> None:
     check_shapes(query=(query, "width"), patterns=(patterns, "patterns width"))
     check_shapes(beta=(beta, ""))
     check_range(0, ends="()", beta=beta)
+
+
+def _check_retrieval(*arrays: Any, tol: Any = 1e-4, **options: Any) -> dict[str, Any]:
+    _check_query(*arrays, **options)
     check_range(0, tol=tol)
+    return {"tol": tol}  # the default is traced too
 
 
 @compile_once(check=_check_state)
@@ -156,7 +161,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     return weights, weights * tangents[0]
 
 
-@compile_once("max_steps", "gradient", "stop", "adjoint_max_steps", check=_check_query)
+@compile_once("max_steps", "gradient", "stop", "adjoint_max_steps", check=_check_retrieval)
 def retrieve(
     query: Vector,
     patterns: Patterns,
