@@ -1,4 +1,7 @@
-"""Algorithmic tasks on which small transformers grok: modular addition and noisy sparse parity."""
+"""Algorithmic tasks on which small transformers grok: modular addition and noisy sparse parity.
+
+Numbers out of range raise a ValueError.
+"""
 
 from typing import NamedTuple
 
@@ -11,10 +14,7 @@ from hopfax.data.tasks import check_integer
 class AlgorithmicData(NamedTuple):
     """Training rows, and validation and test rows without label noise; no row occurs twice.
 
-    Attributes:
-        vocab_size: Number of token ids.
-        num_classes: Number of labels.
-        relevant: Positions that determine the label, in increasing order.
+    `relevant` has the positions that determine the label, in increasing order.
     """
 
     train: Encoded
@@ -44,9 +44,6 @@ def modular_addition(
         num_train: Training rows, >= 1; the splits have at most K * K rows in all.
         num_validation: Validation rows, >= 1.
         num_test: Test rows, >= 1.
-
-    Raises:
-        ValueError: If a number is out of its range.
 
     Example:
         >>> from hopfax.data import modular_addition
@@ -89,9 +86,6 @@ def sparse_parity(
         num_validation: Validation rows, >= 1.
         num_test: Test rows, >= 1.
 
-    Raises:
-        ValueError: If a number is out of its range.
-
     Example:
         >>> from hopfax.data import sparse_parity
         >>> data = sparse_parity(0, num_bits=12, num_relevant=3)
@@ -118,7 +112,6 @@ def sparse_parity(
 
 
 def _sizes(num_texts: int, **sizes: int) -> list[int]:
-    """Checks and returns the numbers of rows of the splits."""
     for split, size in sizes.items():
         check_integer(f"num_{split}", size, 1)
     if (total := sum(sizes.values())) > num_texts:

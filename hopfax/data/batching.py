@@ -35,8 +35,6 @@ class Bucket(Encoded):
 def evenly_spaced(rows: Any, count: int | None) -> Any:
     """Returns at most `count` evenly spaced rows, the first and last among them.
 
-    The first rows of a set may be of one source: those of STS-B are image captions.
-
     Args:
         rows: A list or an array, in the order of its file.
         count: Number of rows to return, >= 1; None for all.
@@ -147,9 +145,6 @@ def eval_batches(bucket: Bucket, *, batch_size: int) -> Iterator[tuple[Bucket, n
     Yields:
         A batch of exactly `batch_size` rows and its weights `(batch_size,)` float32: 1 for a
         row, 0 for the copies of the last row that fill the last batch.
-
-    Raises:
-        ValueError: If `batch_size` is not an integer >= 1.
 
     Example:
         >>> import numpy as np

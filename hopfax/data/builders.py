@@ -100,7 +100,6 @@ def _checksums(spec: TaskSpec, raw_dir: str | os.PathLike | None) -> dict[str, s
 
 
 def _feature(column: str) -> str:
-    """The feature name of a raw column: ``#1 String`` becomes ``1_string``."""
     return re.sub(r"\W+", "_", column).strip("_").lower()
 
 

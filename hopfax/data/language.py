@@ -42,15 +42,14 @@ def next_words(
 ) -> LanguageData:
     """Cuts texts into consecutive rows and returns a random subset.
 
+    Numbers out of range, and splits with too few words, raise a ValueError.
+
     Args:
         texts: Lines of `"train"`, `"validation"` and `"test"`.
         seed: Seed of the subset, >= 0.
         num_tokens: Words per row, >= 1.
         vocab_size: Size of the vocabulary, >= 2: `<unk>` and the most frequent training words.
         rows: Number of rows of each split, >= 1.
-
-    Raises:
-        ValueError: If a number is out of range, or a split has too few words.
 
     Example:
         >>> from hopfax.data import next_words
@@ -82,9 +81,6 @@ def next_words(
 
 def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
     r"""Returns the lines of `wikitext-2/wiki.{train,valid,test}.tokens`, by split.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
 
     Example:
         >>> import pathlib, tempfile

@@ -116,11 +116,7 @@ def task_rows(name: str, split: str, *, data_dir: str | os.PathLike | None = Non
         name: A key of `hopfax.data.TASKS`.
         split: `"test"`: the rows of `load_task(...).test`, in the same order; `"train"`: those that
             `load_task` splits into `train` and `validation`, by default.
-        data_dir: See `load_task`.
-
-    Raises:
-        ValueError: If the task or split is unknown, a row is malformed, or `data_dir` is None.
-        FileNotFoundError: If a folder or file is missing.
+        data_dir: See `load_task`, as for errors.
 
     Example:
         >>> from hopfax.data import task_rows
@@ -157,7 +153,6 @@ def _read(
 def _hold_out(
     rows: Sequence[Example], name: str, train_size: int | None
 ) -> tuple[list[Example], list[Example]]:
-    """Splits rows into training and validation rows, each in file order."""
     num_held = min(max(1, round(0.1 * len(rows))), 1000)
     num_left = len(rows) - num_held
     if train_size is not None and train_size > num_left:

@@ -55,8 +55,7 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
     Args:
         spec: A task with files, or its name: a key of `hopfax.data.TASKS`.
         data_dir: Folder that contains the task's folder, or `glue_data` and `superglue`.
-        split: ``"train"`` or ``"validation"``, the official dev file. `load_task` reports it as
-            `test`, since the labels of the official test file are hidden.
+        split: ``"train"`` or ``"validation"``, the official dev file, which `load_task` tests on.
 
     Raises:
         FileNotFoundError: If the folder or the file is missing.

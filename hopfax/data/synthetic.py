@@ -25,8 +25,6 @@ def _words(text: str) -> Row:
     return tuple(text.split())
 
 
-# Sentiment ---------------------------------------------------------------------------------
-
 _ASPECTS = _words(
     "film plot story cast acting ending script music humour dialogue pacing scenery "
     "opening costumes editing"
@@ -68,8 +66,6 @@ def _verdict(rng: np.random.Generator, positive: bool) -> str:
     return f"the {aspect} was {_pick(rng, _NEGATED if negated else _PLAIN).format(adjective)}"
 
 
-# Entailment --------------------------------------------------------------------------------
-
 _KINDS = _words(
     "dog cat horse bird child farmer sailor doctor baker king singer painter clerk nurse "
     "pilot robot"
@@ -109,8 +105,6 @@ def entailment(rng: np.random.Generator, label: int) -> Row:
         sentences.append(f"{_pick(rng, quantifiers)} {noun} {verb}")
     return tuple(sentences)
 
-
-# Paraphrase --------------------------------------------------------------------------------
 
 _PEOPLE = _words(
     "anna ben carl dora emil fay george helen ivan jane karl lucy mary nina oscar paul "
@@ -185,16 +179,13 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
 
     A hash of its text assigns each row to a split, so splits never overlap, whatever their seeds.
     Labels are balanced up to rounding. A smaller split has the first rows of a larger split with
-    the same seed.
+    the same seed. Other names and sizes raise a ValueError.
 
     Args:
         name: ``"sentiment"``, ``"entailment"`` or ``"paraphrase"``.
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: Number of rows, at most 100,000 for training and 20,000 otherwise; no two are equal.
         seed: Seed, >= 0.
-
-    Raises:
-        ValueError: If the task or split is unknown, or `size` is out of its range.
 
     Example:
         >>> from hopfax.data import synthetic_split

@@ -229,7 +229,6 @@ def _to_list(name: str, values: Any) -> Sequence[Any]:
 
 
 def _classes(labels: Sequence[Any]) -> Names:
-    """Names of the classes in order; empty for scores."""
     if not any(all(isinstance(label, kind) for label in labels) for kind in (str, Real)):
         raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
     if not all(isinstance(label, str | Integral) for label in labels):

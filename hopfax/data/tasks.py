@@ -31,19 +31,14 @@ class Example(_Row):
 
     Attributes:
         texts: A string, a pair of strings, or choices: a tuple of pairs or of tuples of one
-            string. The attribute always has choices, which a model scores (COPA has two).
+            string; otherwise a TypeError. The attribute always has choices (COPA has two).
         label: Class number, number of the correct choice, or regression score.
         index: Row number in its file or stream, from 0.
-
-    Raises:
-        TypeError: If `texts` is none of these.
 
     Example:
         >>> from hopfax.data import Example
         >>> Example("hello world", 0, 0)
         Example(texts=(('hello world',),), label=0, index=0)
-        >>> Example(("a premise", "a hypothesis"), 1, 0).texts
-        (('a premise', 'a hypothesis'),)
     """
 
     __slots__ = ()
@@ -71,7 +66,6 @@ def _choices(texts: Any) -> Texts:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value is a sequence of one or two strings."""
     is_short = isinstance(value, tuple | list) and len(value) in (1, 2)
     return is_short and all(isinstance(part, str) for part in value)
 
@@ -81,7 +75,6 @@ def _all_columns(row: Mapping[str, str]) -> Texts:
 
 
 def _copa(row: Mapping[str, str]) -> Texts:
-    """Premise and question first, one choice second."""
     questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
     if row["question"] not in questions:
         raise ValueError(f"question must be 'cause' or 'effect', got {row['question']!r}")
@@ -116,11 +109,10 @@ class TaskSpec:
         label_column: Column of the label.
         labels: Labels as the files write them (JSON booleans in lower case), in class order;
             class 1 is the positive class of F1 and MCC. Empty for regression.
-        unlabeled: Marks a missing gold label in the label column. Such rows are dropped with a
-            warning.
-        placeholder: Marks a missing text in a text column. Such rows are dropped with a warning.
-        damaged_share: Largest allowed fraction of damaged rows (without a column or a text). Up to
-            this fraction they are dropped with a warning; more are an error.
+        unlabeled: Marks a missing gold label; such rows are dropped with a warning.
+        placeholder: Marks a missing text; such rows are dropped with a warning.
+        damaged_share: Largest fraction of rows without a column or a text that are dropped with a
+            warning; more are an error.
         label_range: Lowest and highest score of a regression task.
         metrics: Metrics whose mean is the score.
         num_choices: Number of choices per row.
@@ -165,10 +157,8 @@ def task(name: str | TaskSpec) -> TaskSpec:
     """Returns the specification of a task.
 
     Args:
-        name: A key of `TASKS`; a specification is returned unchanged.
-
-    Raises:
-        ValueError: If there is no such task; the message lists the nearest names and all names.
+        name: A key of `TASKS` (a ValueError lists the nearest ones), or a specification, which is
+            returned unchanged.
 
     Example:
         >>> from hopfax.data import task

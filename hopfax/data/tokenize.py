@@ -88,7 +88,7 @@ def encode(examples: Sequence[Example], vocabulary: WordPiece, *, max_length: in
 
     Raises:
         ValueError: If there are no examples, the numbers of choices differ, a text is not valid
-            Unicode or has no tokens, special tokens included, or `max_length` is below 5.
+            Unicode or has no tokens, or `max_length` is below 5.
 
     Example:
         >>> from hopfax.data import Example, WordPiece, encode

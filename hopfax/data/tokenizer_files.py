@@ -174,8 +174,7 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
     return tokenizer
 
 
-def _content(token: Any) -> Any:
-    """A token of `tokenizer_config.json`, which may have settings."""
+def _content(token: Any) -> Any:  # of a token that may have settings
     return token.get("content") if isinstance(token, Mapping) else token
 
 

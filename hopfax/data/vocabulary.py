@@ -23,12 +23,8 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
     word, like the WordPiece trainer of `tokenizers`. Pairs that occur once are not merged.
 
     Args:
-        texts: Training texts, lower-cased and split as in `encode`.
+        texts: Training texts with one or more words, lower-cased and split as in `encode`.
         vocab_size: Maximum number of tokens, exceeded only to keep all characters.
-
-    Raises:
-        TypeError: If `texts` is one string.
-        ValueError: If the texts have no words.
 
     Example:
         >>> from hopfax.data import train_vocabulary
@@ -80,7 +76,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
 
 
 def _merge(word: tuple[str, ...], pair: tuple[str, str], merged: str) -> tuple[str, ...]:
-    """The word with every occurrence of the pair merged, from the left."""
     new = []
     position = 0
     while position < len(word):

@@ -1,7 +1,8 @@
 """Gaussian noise on embeddings, and its signal-to-noise ratio.
 
 Functions take one sequence, one token per row, and a mask that is True where a token is real; None
-means all. Use `jax.vmap` for a batch.
+means all. Use `jax.vmap` for a batch. Wrong shapes raise a ValueError, wrong types (a complex
+signal) a TypeError, and numbers out of range a ValueError unless traced.
 """
 
 from typing import Any
@@ -53,13 +54,6 @@ def gaussian_noise(
         sigma: Standard deviation, >= 0, in the signal's units; one for all tokens or one for each.
         mask: True where a token is real; other tokens get zero. None means all.
 
-    Returns:
-        The noise, to be added to the signal.
-
-    Raises:
-        TypeError, ValueError: If a shape or type is not as above, the signal is complex, or
-            `sigma` is negative; traced values are not checked.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from hopfax import hopfield
@@ -83,17 +77,11 @@ def gaussian_noise(
 
 @compile_once("per_token")
 def matched_sigma(
-    signal: Signal,
-    *,
-    snr_db: float | Float[Array, ""],
-    mask: Mask = None,
-    per_token: bool = False,
+    signal: Signal, *, snr_db: float | Float[Array, ""], mask: Mask = None, per_token: bool = False
 ) -> Float[Array, ""] | Float[Array, " tokens"]:
     r"""Returns the standard deviation of noise with a given signal-to-noise ratio.
 
     $$\sigma = \mathrm{rms}(e) \cdot 10^{-SNR/20}$$
-
-    In units of the signal's root mean square, $\sigma$ gives an SNR of $-20 \log_{10} \sigma$ dB.
 
     Args:
         signal: One token per row.
@@ -103,9 +91,6 @@ def matched_sigma(
 
     Returns:
         The standard deviation for `gaussian_noise`, of each token if `per_token`; 0 in silence.
-
-    Raises:
-        TypeError, ValueError: If a shape or type is not as above, or the signal is complex.
 
     Example:
         >>> import jax.numpy as jnp
@@ -126,20 +111,9 @@ def matched_sigma(
 
 @compile_once()
 def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Returns the realized signal-to-noise ratio over the real tokens, in dB.
+    r"""Returns the realized signal-to-noise ratio over the real tokens, in dB; +inf without noise.
 
     $$10 \log_{10} \frac{\mathrm{mean}\, \|e_i\|^2}{\mathrm{mean}\, \|n_i\|^2}$$
-
-    Args:
-        signal: One token per row.
-        noise: The noise added to the signal.
-        mask: True where a token is real; None means all.
-
-    Returns:
-        The ratio; +inf without noise, nan without noise and signal.
-
-    Raises:
-        TypeError, ValueError: See `matched_sigma`; also if the noise has another shape.
 
     Example:
         >>> import jax.numpy as jnp

@@ -2,7 +2,7 @@
 
 With known noise level, a Hopfield update over the clean patterns, with inverse temperature
 1/sigma^2 and a bias, is the posterior mean of the clean pattern given a noisy one. Functions take
-one noisy query; use `jax.vmap` for more.
+one noisy query; use `jax.vmap` for more. All raise the errors of `denoise`.
 """
 
 import math
@@ -26,12 +26,10 @@ from hopfax.checks import (
     real_type,
 )
 from hopfax.fixed_point import zero_of
-from hopfax.hopfield.retrieval import exponentials, matmul
+from hopfax.hopfield.retrieval import Mask, Patterns, Scalar, Vector, exponentials, matmul
 
-Patterns = Float[Array, "patterns width"]
-Mask = Bool[Array, " patterns"] | None
 LogPrior = Float[Array, " patterns"] | None
-Sigma = float | Float[Array, ""] | None
+Sigma = Scalar | None
 
 BLOCK = 1536  # On two cores, larger blocks are hardly faster and take more memory.
 
@@ -46,7 +44,7 @@ class Candidates(NamedTuple):
 class Denoised(NamedTuple):
     """The posterior over the patterns that a noisy query may come from."""
 
-    value: Float[Array, " width"]  # posterior mean of the pattern
+    value: Vector  # posterior mean of the pattern
     index: Int[Array, ""]  # the most probable pattern
     probability: Float[Array, ""]  # its posterior probability, in [0, 1]
 
@@ -107,7 +105,7 @@ def clear(patterns: Array, log_prior: Array) -> Array:
 
 @compile_once("block_size", check=check_values)
 def denoise(
-    noisy: Float[Array, " width"],
+    noisy: Vector,
     patterns: Patterns,
     *,
     sigma: Sigma = None,
@@ -160,8 +158,6 @@ def denoise(
         >>> clean = hopfield.denoise(noisy, patterns, sigma=1.5)
         >>> int(clean.index), bool(jnp.abs(clean.value - patterns[7]).max() < 0.1)
         (7, True)
-        >>> int(hopfield.denoise(noisy, patterns).index)  # sigma unknown
-        7
 
     References:
         Podasca and Das (2026), Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020),
@@ -183,13 +179,13 @@ def denoise(
 
 @compile_once(check=check_values)
 def denoise_normalized(
-    noisy: Float[Array, " width"],
+    noisy: Vector,
     patterns: Patterns,
-    offset: Float[Array, " width"],
+    offset: Vector,
     *,
-    scale: Float[Array, " width"],
-    bias: Float[Array, " width"],
-    epsilon: float | Float[Array, ""],
+    scale: Vector,
+    bias: Vector,
+    epsilon: Scalar,
     sigma: Sigma = None,
     log_prior: LogPrior = None,
 ) -> Denoised:
@@ -211,9 +207,6 @@ def denoise_normalized(
 
     Returns:
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
-
-    Raises:
-        TypeError, ValueError: As in `denoise`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -254,7 +247,7 @@ def denoise_normalized(
 
 @compile_once("count", check=check_values)
 def candidates(
-    noisy: Float[Array, " width"],
+    noisy: Vector,
     patterns: Patterns,
     *,
     count: int,
@@ -302,17 +295,14 @@ def estimate_sigma(
     $$\hat\sigma^2 = \frac{1}{nd} \sum_i \|x_i\|^2 - \frac{1}{d} \sum_v \pi_v \|e_v\|^2$$
 
     Args:
-        noisy: One noisy pattern a row.
+        noisy: One noisy pattern a row, at least one.
         patterns: Clean patterns, one a row.
         log_prior: See `denoise`.
-        mask: True where a row of `noisy` is real; None takes all.
+        mask: True where a row of `noisy` is real; None means all.
 
     Returns:
         The estimate, at least a thousandth of the patterns' root mean square, so that it is a valid
         `sigma` of `denoise` without noise or real rows; nan if the prior excludes all patterns.
-
-    Raises:
-        TypeError, ValueError: As in `denoise`; also if there is no row.
 
     Example:
         >>> import jax
@@ -364,10 +354,9 @@ def _posterior(
     bias: Array,
     block_size: int | None = None,
 ) -> tuple[Denoised, Array]:
-    """Posterior from log-priors and logits of a block of patterns at a time, and the mean gain.
+    """The posterior and the mean gain, from `logits(rows)` of a block of patterns at a time.
 
-    `logits(rows)` returns logits and gains, None for 1, whose products with patterns are averaged;
-    `closed_over` are the arrays it closes over.
+    It returns logits and gains (None: 1) and closes over the arrays `closed_over`.
     """
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size

@@ -1,4 +1,8 @@
-"""What retrieval from clean patterns can and cannot undo: capacity, certificates, recovery."""
+"""What retrieval from clean patterns can and cannot undo: capacity, certificates, recovery.
+
+Numbers out of range and wrong shapes raise a ValueError, wrong types a TypeError. Traced numbers
+are not checked.
+"""
 
 from typing import Any
 
@@ -14,8 +18,8 @@ from hopfax.checks import (
     compile_once,
     is_traced,
 )
-from hopfax.hopfield.denoise import LogPrior, Mask, Patterns, Sigma, check_values, clear, prepare
-from hopfax.hopfield.retrieval import matmul
+from hopfax.hopfield.denoise import LogPrior, Sigma, check_values, clear, prepare
+from hopfax.hopfield.retrieval import Mask, Patterns, Scalar, matmul
 
 Index = Int[Array, " rows"] | None
 
@@ -60,9 +64,6 @@ def capacity_snr_db(
     Returns:
         The ratio per coordinate, in dB; with a spectrum, at most 300 dB, and without a gradient.
 
-    Raises:
-        TypeError, ValueError: An argument is not as above; traced numbers are not checked.
-
     Example:
         >>> from hopfax import hopfield
         >>> [round(float(hopfield.capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
@@ -105,9 +106,6 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         The radius of each pattern; 0 for duplicates (whose gradient is nan), nan where `mask` is
         False, inf for a single pattern. Where rounding could hide the nearest, it is smaller.
 
-    Raises:
-        TypeError, ValueError: If `mask` or the shapes are wrong, or there is no pattern.
-
     Example:
         >>> import jax.numpy as jnp
         >>> from hopfax import hopfield
@@ -143,11 +141,7 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
 
 @compile_once(check=_check_rows)
 def recovery_bound(
-    patterns: Patterns,
-    *,
-    sigma: float | Float[Array, ""],
-    log_prior: LogPrior = None,
-    index: Index = None,
+    patterns: Patterns, *, sigma: Scalar, log_prior: LogPrior = None, index: Index = None
 ) -> Float[Array, " rows"]:
     r"""Returns a lower bound on the probability that a pattern is recovered under Gaussian noise.
 
@@ -163,13 +157,10 @@ def recovery_bound(
         sigma: Standard deviation of the noise, > 0; known to the decoder unless the prior is
             uniform, where the most probable pattern is the nearest.
         log_prior: See `denoise`.
-        index: Indices of the patterns to bound; None for all.
+        index: Indices of the patterns to bound, in range; None for all.
 
     Returns:
         The bound for each pattern of `index`, in [0, 1].
-
-    Raises:
-        TypeError, ValueError: As in `denoise`; or `index` does not hold indices of patterns.
 
     Example:
         >>> import jax.numpy as jnp
@@ -205,11 +196,7 @@ def recovery_bound(
 
 @compile_once(check=_check_rows)
 def recovery_rate(
-    patterns: Patterns,
-    *,
-    sigma: float | Float[Array, ""],
-    log_prior: LogPrior = None,
-    index: Index = None,
+    patterns: Patterns, *, sigma: Scalar, log_prior: LogPrior = None, index: Index = None
 ) -> Float[Array, " rows"]:
     r"""Estimates the probability that a pattern is recovered under Gaussian noise.
 
@@ -224,18 +211,10 @@ def recovery_rate(
     all patterns. It is exact for two patterns, and nearly exact for many whose differences are
     otherwise orthogonal; in an embedding table they correlate, and the estimate is too low. The
     integral over u is a sum of 64 terms; so that it resolves them, a_w is at most 0.99 d_w.
-
-    Args:
-        patterns: Patterns, one a row.
-        sigma: See `recovery_bound`.
-        log_prior: See `denoise`.
-        index: Indices of the patterns of interest; None for all.
+    Arguments are those of `recovery_bound`.
 
     Returns:
         The rate for each pattern of `index`, in [0, 1]; that of two equal patterns is halved.
-
-    Raises:
-        TypeError, ValueError: As in `recovery_bound`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,6 +1,7 @@
 """Modern Hopfield retrieval: energy, one update, and iteration to an attractor.
 
-Functions take one query and one set of stored patterns; use `jax.vmap` for a batch.
+Functions take one query and one set of stored patterns; use `jax.vmap` for a batch. All raise the
+errors of `energy`.
 """
 
 from functools import partial
@@ -10,15 +11,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_count, check_mask, check_range, check_shapes, real_type
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, check_stopping, fixed_point
+from hopfax.checks import (
+    check_count,
+    check_mask,
+    check_range,
+    check_shapes,
+    compile_once,
+    real_type,
+)
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 
 # With TF32, the default on GPUs, iterations stall and small eigenvalues are rounding errors.
 matmul = partial(jnp.matmul, precision="highest")
 
-Beta = float | Float[Array, ""]
+Scalar = Beta = float | Float[Array, ""]
+Vector = Float[Array, " width"]
+Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
-Params = tuple[Float[Array, "patterns width"], Float[Array, ""], Mask]
+Params = tuple[Patterns, Float[Array, ""], Mask]
 
 
 class Trajectory(NamedTuple):
@@ -28,13 +38,26 @@ class Trajectory(NamedTuple):
     energies: Float[Array, " steps+1"]
 
 
-def energy(
-    state: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-) -> Float[Array, ""]:
+def _check_state(state: Any, patterns: Any, *, beta: Any, **_: Any) -> None:
+    check_shapes(state=(state, "width"), patterns=(patterns, "patterns width"))
+    check_shapes(beta=(beta, ""))
+    check_range(0, ends="()", beta=beta)
+
+
+def _check_query(query: Any, patterns: Any, *, beta: Any, **_: Any) -> None:
+    check_shapes(query=(query, "width"), patterns=(patterns, "patterns width"))
+    check_shapes(beta=(beta, ""))
+    check_range(0, ends="()", beta=beta)
+
+
+def _check_retrieval(*arrays: Any, tol: Any = 1e-4, **options: Any) -> dict[str, Any]:
+    _check_query(*arrays, **options)
+    check_range(0, tol=tol)
+    return {"tol": tol}  # the default is traced too
+
+
+@compile_once(check=_check_state)
+def energy(state: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None) -> Float[Array, ""]:
     r"""Returns the energy of a state. `update` never increases it.
 
     $$E(\xi) = -\tfrac{1}{\beta} \log \sum_i \exp(\beta\, x_i^\top \xi)
@@ -65,43 +88,24 @@ def energy(
         Robertha, Eq. 2, divided by $\beta$ and without its constant. In these units an update is
         a gradient step of size 1 for every $\beta$.
     """
-    _check(patterns, beta, state=state)
-    return _energy(state, patterns, beta, mask)
-
-
-@jax.jit
-def _energy(state: Array, patterns: Array, beta: Array, mask: Array | None) -> Array:
     state, (patterns, beta, mask) = _prepare(state, patterns, beta, mask)
     weights, _, largest = boltzmann(matmul(patterns, state), beta, mask)
     energy = 0.5 * jnp.sum(jnp.square(state)) - largest[0] - jnp.log(jnp.sum(weights)) / beta
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
 
 
-def update(
-    state: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-) -> Float[Array, " width"]:
+@compile_once(check=_check_state)
+def update(state: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None) -> Vector:
     r"""Returns the softmax-weighted mean of the patterns: one Hopfield update of a state.
 
     $$\xi' = X^\top \mathrm{softmax}(\beta X \xi)$$
 
-    This is gradient descent on `energy` with step size 1: $\xi' = \xi - \nabla E(\xi)$.
-
-    Args:
-        state: The state $\xi$.
-        patterns: Stored patterns $X$, one per row.
-        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
-        mask: True where a pattern is real; None means all. Other patterns are ignored and get a
-            gradient of exactly zero. If no pattern is real, the result is zero.
+    This is gradient descent on `energy`, whose arguments it has, with step size 1: $\xi' = \xi -
+    \nabla E(\xi)$. Patterns outside the mask are ignored and get a gradient of exactly zero. If no
+    pattern is real, the result is zero.
 
     Returns:
         The next state, in the state's dtype if it is floating. Arithmetic uses at least float32.
-
-    Raises:
-        TypeError, ValueError: See `energy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,17 +117,11 @@ def update(
     References:
         Robertha, Eq. 4.
     """
-    _check(patterns, beta, state=state)
-    return _update(state, patterns, beta, mask)
-
-
-@jax.jit
-def _update(state: Array, patterns: Array, beta: Array, mask: Array | None) -> Array:
     start, params = _prepare(state, patterns, beta, mask)
     return update_unchecked(params, start).astype(_dtype(state, start))
 
 
-def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Array, " width"]:
+def update_unchecked(params: Params, state: Vector) -> Vector:
     """`update` with the patterns, beta and mask of `_prepare`."""
     patterns, beta, mask = params
     # In this order vmap gives one row of scores per state, as the softmax and the products read.
@@ -163,9 +161,10 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     return weights, weights * tangents[0]
 
 
+@compile_once("max_steps", "gradient", "stop", "adjoint_max_steps", check=_check_retrieval)
 def retrieve(
-    query: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
+    query: Vector,
+    patterns: Patterns,
     *,
     beta: Beta,
     mask: Mask = None,
@@ -182,10 +181,9 @@ def retrieve(
     Args:
         query: The initial state $q$, for instance a noisy stored pattern.
         patterns: Stored patterns, one per row.
-        beta: Inverse temperature, > 0, including any $1/\sqrt d$. The result is
-            a single pattern if its score exceeds the others' by several 1/beta, and otherwise a
-            mean of several patterns. For ±1 patterns of width 40, 0.5 is large; for unit vectors,
-            10 is.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$. The result is a single pattern
+            if its score exceeds the others' by several 1/beta, and otherwise a mean of several.
+            For ±1 patterns of width 40, 0.5 is large; for unit vectors, 10 is.
         mask: True where a pattern is real; None means all.
         tol: Stop when a step changes the state by at most this, relative to the state's norm. The
             first step never counts as converged, unless `tol` is infinite.
@@ -199,11 +197,8 @@ def retrieve(
         least float32.
 
     Raises:
-        TypeError: If `mask` is not boolean, an array is complex, a number of steps is not an
-            integer, or the implicit gradient is differentiated in forward mode or a second time.
-        ValueError: If the arguments are not one query and its patterns, `beta` is not positive and
-            finite, `tol < 0`, a number of steps is below 1, or `gradient` or `stop` is not one of
-            the names above. Traced numbers are not checked.
+        TypeError, ValueError: As in `energy`; or an option is not as above, unless traced. The
+            implicit gradient raises a TypeError in forward mode and if differentiated again.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"`, the gradient with respect to the
@@ -221,43 +216,20 @@ def retrieve(
     References:
         Robertha, Eqs. 7 and 8.
     """
-    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient)
-    _check(patterns, beta, query=query)
-    options: Any = {"gradient": gradient, "stop": stop, "adjoint_max_steps": adjoint_max_steps}
-    return _retrieve(query, patterns, beta, mask, tol, max_steps=max_steps, **options)
-
-
-@partial(jax.jit, static_argnames=("max_steps", "gradient", "stop", "adjoint_max_steps"))
-def _retrieve(
-    query: Array, patterns: Array, beta: Array, mask: Array | None, tol: Array, **options: Any
-) -> FixedPoint:
     start, params = _prepare(query, patterns, beta, mask)
-    attractor = fixed_point(update_unchecked, params, start, tol=tol, min_steps=2, **options)
+    steps: Any = {"min_steps": 2, "max_steps": max_steps, "adjoint_max_steps": adjoint_max_steps}
+    stopping: Any = {"tol": tol, "stop": stop, "gradient": gradient}
+    attractor = fixed_point(update_unchecked, params, start, **stopping, **steps)
     return attractor._replace(value=attractor.value.astype(_dtype(query, start)))
 
 
+@compile_once("num_steps", check=_check_query)
 def trajectory(
-    query: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-    num_steps: int = 20,
+    query: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None, num_steps: int = 20
 ) -> Trajectory:
-    """Returns the states and energies of `num_steps` updates, without early stopping.
+    """Returns the states and energies of a query and its `num_steps` >= 1 updates.
 
-    Args:
-        query: The initial state.
-        patterns: Stored patterns, one per row.
-        beta: Inverse temperature, > 0.
-        mask: True where a pattern is real; None means all.
-        num_steps: Number of updates, at least 1.
-
-    Returns:
-        A `Trajectory` of `num_steps + 1` states and energies, starting with the query's.
-
-    Raises:
-        TypeError, ValueError: See `energy`; also if `num_steps < 1`.
+    Other arguments are those of `retrieve`; there is no early stopping.
 
     Example:
         >>> import jax.numpy as jnp
@@ -267,14 +239,6 @@ def trajectory(
         ((6, 2), True)
     """
     check_count(1, num_steps=num_steps)
-    _check(patterns, beta, query=query)
-    return _trajectory(query, patterns, beta, mask, num_steps=num_steps)
-
-
-@partial(jax.jit, static_argnames="num_steps")
-def _trajectory(
-    query: Array, patterns: Array, beta: Array, mask: Array | None, *, num_steps: int
-) -> Trajectory:
     start, params = _prepare(query, patterns, beta, mask)
 
     def step(state: Array, _: None) -> tuple[Array, Array]:
@@ -283,19 +247,12 @@ def _trajectory(
 
     _, visited = jax.lax.scan(step, start, length=num_steps)
     states = jnp.concatenate([start[None], visited])
-    return Trajectory(states, jax.vmap(_energy, (0, None, None, None))(states, *params))
+    patterns, beta, mask = params
+    energies = jax.vmap(lambda state: energy(state, patterns, beta=beta, mask=mask))(states)
+    return Trajectory(states, energies)
 
 
-def _check(patterns: Array, beta: Beta, **states: Array) -> None:
-    vectors = {name: (state, "width") for name, state in states.items()}
-    check_shapes(**vectors, patterns=(patterns, "patterns width"))
-    check_shapes(beta=(beta, ""))
-    check_range(0, ends="()", beta=beta)
-
-
-def _prepare(
-    state: Array, patterns: Array, beta: Array, mask: Array | None
-) -> tuple[Array, Params]:
+def _prepare(state: Array, patterns: Array, beta: Beta, mask: Array | None) -> tuple[Array, Params]:
     """Promotes arrays to at least float32, checks the mask, and zeroes padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
     dtype = real_type(state, patterns)

@@ -1,20 +1,18 @@
 """The spectrum of a layer's keys, its entropy, and Eigenspectrum Regularization (ESR).
 
 Functions take the keys of one sequence, one per row, and a mask that is True where a token is real;
-None means all. Use `jax.vmap` for a batch.
+None means all. Use `jax.vmap` for a batch. All raise the errors of `key_spectrum`.
 """
 
 import math
 import warnings
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_range, check_shapes, full_mask, is_traced, real_type
+from hopfax.checks import check_range, check_shapes, compile_once, full_mask, is_traced, real_type
 from hopfax.hopfield.retrieval import matmul
 
 Entropy = Literal["shannon", "renyi2"]
@@ -22,15 +20,8 @@ Keys = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
 Matrix = Float[Array, "side side"]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def _compile(fn: Function, **options: Any) -> Function:
-    """Compiles a function once per shape, also for calls outside jit."""
-    return cast(Function, jax.jit(fn, **options))
-
-
-@_compile
+@compile_once()
 def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     r"""Computes the eigenvalues of the keys' centered covariance, as shares of its trace.
 
@@ -71,11 +62,11 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
 
 
-@partial(_compile, static_argnames="entropy")
+@compile_once("entropy")
 def eigen_entropy(
     keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
 ) -> Float[Array, ""]:
-    r"""Computes the normalized entropy of the key spectrum.
+    r"""Computes the normalized entropy of the key spectrum, in [0, 1]; 0 if the keys do not vary.
 
     $$H_{norm} = -\frac{1}{\log d} \sum_j p_j \log p_j, \qquad
     H_{2, norm} = -\frac{1}{\log d} \log \sum_j p_j^2$$
@@ -86,25 +77,15 @@ def eigen_entropy(
         entropy: `"shannon"`, the paper's $H_{norm}$, from eigenvalues; or `"renyi2"`,
             $H_{2, norm} \le H_{norm}$, from sums of squares.
 
-    Returns:
-        A number in [0, 1]: 0 if the keys vary along one line or not at all, 1 if they vary
-        equally along all $d$ directions.
-
-    Raises:
-        ValueError: If `keys` is not a matrix of width >= 2 with one or more keys, or `entropy` is
-            not one of these.
-
     Differentiation:
-        Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
-        Keys that do not vary have entropy 0 and gradient 0.
+        Finite for duplicate keys, and 0 for keys that do not vary and for padded rows.
 
     Example:
         >>> import jax.numpy as jnp
         >>> from hopfax import hopfield
         >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-        >>> line = jnp.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-        >>> float(hopfield.eigen_entropy(corners)), float(hopfield.eigen_entropy(line))
-        (1.0, 0.0)
+        >>> float(hopfield.eigen_entropy(corners))
+        1.0
 
     References:
         Robertha, Eq. 10.
@@ -120,19 +101,12 @@ def eigen_entropy(
     return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
 
 
-@_compile
+@compile_once()
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
 
-    Args:
-        keys: One key per row.
-        mask: True where a token is real; None means all.
-
     Returns:
         A number in [1, width]; 1 also where the keys do not vary.
-
-    Raises:
-        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -147,19 +121,12 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     return jnp.exp(_shannon(key_spectrum(keys, mask=mask)))
 
 
-@_compile
+@compile_once()
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the effective number of directions with variance, $1 / \sum_j p_j^2$.
 
-    Args:
-        keys: One key per row.
-        mask: True where a token is real; None means all.
-
     Returns:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
-
-    Raises:
-        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -172,22 +139,15 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     return 1 / jnp.where(concentration == 0, 1, concentration)
 
 
-@_compile
+@compile_once()
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Computes the Gini coefficient of the key spectrum.
+    r"""Computes the Gini coefficient of the spectrum of keys of width $d$.
 
     $$G = \frac{1}{d} \sum_{j=1}^{d} (d + 1 - 2j)\, p_j, \qquad p_1 \ge \dots \ge p_d$$
-
-    Args:
-        keys: One key per row, width $d$.
-        mask: True where a token is real; None means all.
 
     Returns:
         A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if
         all variance is in one direction.
-
-    Raises:
-        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -201,6 +161,17 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     return jnp.sum((width - 1 - 2 * jnp.arange(width, dtype=shares.dtype)) * shares) / width
 
 
+def _check_target(*_: Any, target: Any = 0.35, **__: Any) -> None:
+    check_shapes(target=(target, ""))
+    if not is_traced(target) and not 0 <= float(target) <= 1:
+        warnings.warn(
+            f"the ESR target must be in [0, 1], the range of the normalized entropy, got "
+            f"{float(target):g}: the penalty only drives the entropy to the nearer end",
+            stacklevel=3,
+        )
+
+
+@compile_once("entropy", check=_check_target)
 def esr_penalty(
     keys: Keys,
     *,
@@ -218,12 +189,6 @@ def esr_penalty(
             with `"renyi2"`, the smaller entropy.
         mask: True where a token is real; None means all.
         entropy: See `eigen_entropy`.
-
-    Returns:
-        The penalty, >= 0.
-
-    Raises:
-        TypeError, ValueError: See `eigen_entropy`.
 
     Differentiation:
         As in `eigen_entropy`. Second derivatives of `"shannon"` differentiate eigenvectors and are
@@ -244,18 +209,6 @@ def esr_penalty(
     References:
         Robertha, Eq. 12.
     """
-    check_shapes(target=(target, ""))
-    if not is_traced(target) and not 0 <= float(target) <= 1:
-        warnings.warn(
-            f"the ESR target must be in [0, 1], the range of the normalized entropy, got "
-            f"{float(target):g}: the penalty only drives the entropy to the nearer end",
-            stacklevel=2,
-        )
-    return _squared_distance(keys, mask, entropy, target)
-
-
-@partial(jax.jit, static_argnames="entropy")
-def _squared_distance(keys: Keys, mask: Mask, entropy: Entropy, target: Array) -> Array:
     return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
 
 

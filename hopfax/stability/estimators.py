@@ -39,9 +39,7 @@ class Estimate(NamedTuple):
     num_samples: Int[Array, ""]
 
 
-class _Moments(NamedTuple):
-    """Moments of a sample, and what the standard error of rare values needs."""
-
+class _Moments(NamedTuple):  # of a sample
     count: Float[Array, ""]
     mean: Float[Array, "..."]
     squares: Float[Array, "..."]  # sum of squared deviations from the mean
@@ -69,8 +67,8 @@ def noise_stability(
     one. If `fn` is slow, compile it: `net = jax.jit(net)`, then `fn = lambda x: net(params, x)`.
 
     Args:
-        fn: A jittable function of one input, returning one array of real numbers. For a model of
-            batches with a mask of shape (1, tokens): `lambda x: model(x[None], mask)[0]`.
+        fn: A jittable function of one input, returning one array of real numbers, such as
+            `lambda x: model(x[None], mask)[0]`.
         key: Random key.
         shape: Shape of an input.
         rho: Correlation, in [-1, 1]: a number, or a vector of them.
@@ -250,10 +248,9 @@ def _merge(one: _Moments, other: _Moments) -> _Moments:
 
 @partial(jax.jit, static_argnames="scalar")
 def _estimate(moments: _Moments, num_samples: int, comparisons: int, *, scalar: bool) -> Estimate:
-    """The mean, and its standard error corrected for values too rare to have occurred.
+    """The mean and its error, as if two more samples than occurred had a rare value.
 
-    If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed, by
-    as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual one.
+    This follows Agresti and Coull. If no sample differs, the two do by `size` plus the mean.
     """
     count, mean, squares, untied, size = moments
     # An infinite sample could give an infinite mean, which would look like a result.

@@ -24,14 +24,8 @@ def total_influence(fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: in
         fn: A jittable function of `num_bits` floats, each 1 or -1, with one or several outputs
             (their squares are summed).
         key: Random key.
-        num_bits: >= 1.
+        num_bits: >= 1; numbers out of range raise a ValueError, other types a TypeError.
         num_samples: Number of inputs, >= 2; each is evaluated with every bit flipped in turn.
-
-    Returns:
-        An `Estimate`, nan where `fn` is not finite.
-
-    Raises:
-        TypeError, ValueError: If a number is out of range or not an integer.
 
     Example:
         >>> import jax

@@ -1,7 +1,8 @@
 """Correlated pairs of inputs: Gaussian, of bits, and of tokens.
 
 A pair sampler is called as `pair(key, shape, rho=rho)` and returns two arrays. The first must not
-depend on `rho`, so that estimates at several correlations share it.
+depend on `rho`, so that estimates at several correlations share it. Values of `rho` out of range
+raise a ValueError, unless traced.
 """
 
 import jax
@@ -16,7 +17,7 @@ Floats = tuple[Float[Array, "..."], Float[Array, "..."]]
 
 
 def gaussian_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
-    r"""Draws two standard normal arrays whose matching coordinates have correlation `rho`.
+    r"""Draws two standard normal arrays X, Y whose coordinates have correlation `rho`.
 
     $$Y = \rho X + \sqrt{1 - \rho^2}\, Z$$
 
@@ -24,12 +25,6 @@ def gaussian_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Flo
         key: Random key.
         shape: Shape of either array.
         rho: Correlation, in [-1, 1]; a traced value outside gives nan.
-
-    Returns:
-        X and Y. X depends only on the key.
-
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -57,12 +52,6 @@ def bit_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
         shape: Shape of either array.
         rho: Correlation, in [-1, 1]. Its gradient is 0, since bits are discrete.
 
-    Returns:
-        The bits as floats, and their noisy copy.
-
-    Raises:
-        ValueError: If `rho` is outside [-1, 1].
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from hopfax.stability import bit_pair
@@ -84,7 +73,7 @@ def bit_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
 def bonami_beckner_pair(
     key: PRNGKeyArray, tokens: Int[Array, "..."], *, rho: Rho, num_tokens: int
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
-    """Keeps each token with probability (1 + rho) / 2 and otherwise resamples it.
+    """Returns tokens and a noisy copy: each is kept with probability (1 + rho) / 2, or resampled.
 
     New tokens are uniform over all `num_tokens`, including the old one. At rho = -1, all are
     resampled. For ±1 bits that flip, see `bit_pair`.
@@ -94,9 +83,6 @@ def bonami_beckner_pair(
         tokens: Token ids in [0, num_tokens).
         rho: Noise parameter, in [-1, 1]. Its gradient is 0, since tokens are discrete.
         num_tokens: Size of the vocabulary, >= 1.
-
-    Returns:
-        The tokens, unchanged, and the noisy copy.
 
     Raises:
         TypeError: If the tokens are not integers.

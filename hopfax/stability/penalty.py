@@ -9,12 +9,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from hopfax.checks import check_count, check_range, is_traced, real_type
 from hopfax.stability.noise import Rho, bonami_beckner_pair
 
+Probs = Float[Array, "... classes"]
+
 
 def stability_penalty(
-    probs: Float[Array, "... classes"],
-    noisy_probs: Float[Array, "... classes"],
-    *,
-    stabilize: bool = True,
+    probs: Probs, noisy_probs: Probs, *, stabilize: bool = True
 ) -> Float[Array, "..."]:
     r"""Returns one sample of the negative noise stability of a model's output distribution.
 
@@ -25,16 +24,13 @@ def stability_penalty(
 
     Args:
         probs: $M(X)$, probabilities along the last axis, not logits.
-        noisy_probs: $M(Y)$, of the same shape.
+        noisy_probs: $M(Y)$, of the same shape; otherwise a ValueError.
         stabilize: True is $S = 1$: the penalty decreases as outputs agree. False is $S = 0$.
 
     Returns:
         The penalty of each example: in [-1, 0], or [0, 1] with `stabilize=False`. It and its
         gradient are nan where an argument is not a distribution: numbers in [0, 1] that sum to 1
         within 0.001 (bfloat16: 0.03).
-
-    Raises:
-        ValueError: If the shapes differ.
 
     Differentiation:
         With respect to both. The penalty also rewards confidence: one-hot outputs agree most.
@@ -75,7 +71,8 @@ def stability_regularizer(
     r"""Returns a batch's mean `stability_penalty`, at the cost of at most one forward pass.
 
     With `share`, only the first rows of a batch are used. With `every`, only every k-th step has a
-    penalty, multiplied by k. The expected gradient is the same, with more variance.
+    penalty, multiplied by k. The expected gradient is the same, with more variance. It raises the
+    errors of `bonami_beckner_pair`.
 
     Args:
         fn: Returns the model's output probabilities for token ids.
@@ -90,12 +87,7 @@ def stability_regularizer(
         every: Interval in steps, >= 1. The penalty is 0 unless `step` is a multiple of it.
 
     Returns:
-        The penalty, to be weighted by $\gamma$ and added to the loss; nan, with its gradient, if
-        the outputs for these rows are not distributions.
-
-    Raises:
-        TypeError, ValueError: If `probs` and `tokens` have different numbers of rows, `share` or
-            `every` is out of range, or as in `bonami_beckner_pair`.
+        The penalty; nan, with its gradient, if the outputs for these rows are not distributions.
 
     Differentiation:
         With respect to `probs` and through the noisy forward pass.
@@ -135,7 +127,6 @@ def stability_regularizer(
 
 
 def _nan_unless_probs(probs: Array) -> Float[Array, "... 1"]:
-    """Returns 0 for distributions and nan for other values, such as logits."""
     tolerance = max(1e-3, 4 * float(jnp.finfo(probs.dtype).eps))
     total = jnp.sum(probs, axis=-1, keepdims=True, dtype=jnp.float32)
     low = jnp.min(probs, axis=-1, keepdims=True)

@@ -2,7 +2,8 @@ r"""A function's weight at each degree: level weights $W^k$, and bounds on the t
 
 Stability is their generating function, $\mathrm{Stab}_\rho(f) = \sum_k \rho^k W^k(f)$. Weights are
 sums of squared Hermite coefficients (probabilists', orthonormal under N(0, 1)) for normal inputs,
-and of squared Walsh coefficients for uniform bits.
+and of squared Walsh coefficients for uniform bits. Numbers out of range raise a ValueError, and
+counts that are not integers a TypeError.
 """
 
 from functools import partial
@@ -78,9 +79,6 @@ def level_weights(
 
     Returns:
         `LevelWeights`, all nan if an output of `fn`, or the square of a product, is not finite.
-
-    Raises:
-        TypeError, ValueError: If a number is out of its range or not an integer.
 
     Example:
         >>> import jax
@@ -167,16 +165,12 @@ def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Arr
     $$W^k(f) = \sum_{|S| = k} \hat f(S)^2, \qquad \hat f(S) = E[f(x) \prod_{i \in S} x_i]$$
 
     Args:
-        fn: A jittable scalar function of `num_bits` floats, each 1 or -1.
+        fn: A jittable scalar function of `num_bits` floats, each 1 or -1; otherwise a TypeError.
         num_bits: In [1, 20]; the table has 2**num_bits entries.
         batch_size: Inputs evaluated at a time.
 
     Returns:
         $W^0$ to $W^n$; their sum is $E f^2$. Not finite if `fn` is not.
-
-    Raises:
-        TypeError: If `fn` returns something other than one real number, or a count is no integer.
-        ValueError: If `num_bits` is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -247,9 +241,6 @@ def spectral_tail_bound(
 
     Returns:
         The bound, in [0, variance]; nan if the stability or the variance is.
-
-    Raises:
-        TypeError, ValueError: If a number is out of range, or `degree` is not an integer.
 
     Example:
         >>> from hopfax.stability import spectral_tail_bound

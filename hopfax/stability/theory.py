@@ -1,9 +1,9 @@
 r"""Closed forms and bounds of the noise-stability paper for ReLU and attention layers.
 
 Inputs are standard normal pairs $(X, Y)$ with correlation $\rho$ in every coordinate, unless a
-function says otherwise. All take scalars or arrays of $\rho$ and are differentiable in (-1, 1). At
-the ends, the slope of `attention_overlap` is infinite, and its gradient is 0. Numbers out of range
-raise a ValueError, and counts that are not integers a TypeError.
+function says otherwise. All take scalars or arrays of $\rho$ in [-1, 1] and are differentiable in
+(-1, 1). At the ends, the slope of `attention_overlap` is infinite, and its gradient is 0. Numbers
+out of range raise a ValueError, and counts that are not integers a TypeError.
 """
 
 import math
@@ -34,8 +34,6 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     $$R(\rho) = E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] =
     \frac{\sqrt{1-\rho^2} + \rho(\pi - \arccos\rho)}{2\pi}$$
 
-    Not normalized: at $\rho = 1$ it is $E[\mathrm{ReLU}(X)^2] = 1/2$.
-
     Args:
         rho: Correlation, in [-1, 1]; a traced value outside gives nan.
 
@@ -64,9 +62,6 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
     Its coefficients are the first Hermite weights of the ReLU. The remainder is at most
     $\frac12 - \frac14 - \frac{3}{4\pi} \approx 0.011$, at $\rho = 1$.
 
-    Args:
-        rho: Correlation, in [-1, 1].
-
     Example:
         >>> from hopfax.stability.theory import relu_stability_quadratic
         >>> round(float(relu_stability_quadratic(0.5)), 4)
@@ -79,14 +74,11 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
 def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+1 ..."]:
     r"""Iterates the linear proxy of Eq. 5, $\rho_l = \frac{1}{2\pi} + \frac{\rho_{l-1}}{4}$.
 
-    Its limit is the paper's $2/(3\pi) = 0.2122$.
+    Returns are as in `transformer_recurrence`. The limit is the paper's $2/(3\pi) = 0.2122$.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
         num_layers: Number of layers, >= 0.
-
-    Returns:
-        The input's correlation, then the stability after every layer.
 
     Example:
         >>> from hopfax.stability.theory import linear_recurrence
@@ -153,7 +145,7 @@ def _recurrence(
 
 
 def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
-    r"""Computes the stability of attention with unstructured scores: $\rho\, s(\rho)$.
+    r"""Computes the stability of attention with unstructured scores: $\rho\, s(\rho)$, in [-1, 1].
 
     The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
     leaves out the $W$. In wide layers, each token attends to one random token; under noise, it
@@ -165,9 +157,6 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     Args:
         rho: Correlation, in [-1, 1].
         num_tokens: Number of tokens, >= 1.
-
-    Returns:
-        The stability, in [-1, 1].
 
     Example:
         >>> from hopfax.stability import attention_stability
@@ -233,9 +222,6 @@ def relu_process_stability(
         mean: $\mu$.
         std: $\sigma$, > 0.
         scale: $\alpha$, the scale of the noise, >= 0.
-
-    Returns:
-        The stability, >= 0.
 
     Example:
         >>> from hopfax.stability.theory import relu_process_stability
@@ -362,7 +348,7 @@ def _angle(rho: Array) -> Array:
 
 
 def _overlap(r: Array, *, num_tokens: int) -> Array:
-    """Computes s by nested Gauss-Legendre rules over the pair's sum and difference."""
+    """The probability s, by nested Gauss-Legendre rules over the pair's sum and difference."""
     reach = 8.5
     nodes, weights = np.polynomial.legendre.leggauss(128)
     # Above the cap, 1 - s grows with the square root of 1 - r.

@@ -24,8 +24,6 @@ class Linearized(NamedTuple):
     Arrays have one entry per token of the text, without special tokens and padding.
 
     Attributes:
-        loss: The loss of the text.
-        ids: Token ids.
         fields: Index of the string that each token is in, see `hopfax.text.log.strings`.
         starts: First character of each token in its string.
         ends: One past the last character of each token.
@@ -62,9 +60,7 @@ class Gradients(NamedTuple):
 class Victim(NamedTuple):
     """A model under attack. `hopfax.train.white_box.white_box` makes one from an encoder.
 
-    Attributes:
-        loss: `(texts, labels)` -> `(n,)` losses.
-        gradients: None for a black-box model.
+    `loss(texts, labels)` returns `(n,)` losses; a black-box model has no gradients.
     """
 
     loss: Callable[[Sequence[Any], Sequence[Label]], np.ndarray]
@@ -79,12 +75,9 @@ class Query(NamedTuple):
 
 
 class AttackResult(NamedTuple, Generic[T]):
-    """The result of an attack on one text.
+    """The attacked text with its log, and the model's loss on the clean and the attacked text.
 
-    Attributes:
-        version: The attacked text with its log; the clean text if no edit increased the loss.
-        clean_loss: The model's loss on the clean text.
-        loss: The model's loss on the attacked text.
+    The version is the clean text if no edit increased the loss.
     """
 
     version: Version[T]

@@ -58,26 +58,22 @@ def hotflip(
     *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
     Words replace words, numbers and punctuation, and pieces replace pieces; special tokens and
     padding do not change. Flips are dropped if the new word is tokenized differently. This is the
-    paper's attack
-    on words without its constraints on similarity, part of speech and stop words.
+    paper's attack on words without its constraints on similarity, part of speech and stop words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
     WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
     $u_1 .. u_m$, with the estimate
     $\sum_j E_{u_j} \cdot g_{\min(j, k)} - \sum_j E_{x_j} \cdot g_j$: further pieces
-    use the gradient of the last old one. It is exact if the loss is linear in the sum of the
-    embeddings. Otherwise it is rough, since it ignores that later words move; therefore the losses
+    use the gradient of the last old one. It ignores that later words move; therefore the losses
     decide which texts are kept.
 
-    The result is the version with the greatest loss, possibly the clean text. A wider beam never
-    gives a lower loss than beam 1, whose path always stays in the beam.
+    A wider beam never gives a lower loss than beam 1, whose path always stays in the beam.
 
     Args:
         victim: The model, with gradients.
         texts: Texts as for `hopfax.text.misspell`; those without words stay as they are.
         labels: The correct labels.
-        rate: Largest fraction of each text's words to change, in [0, 1], but at least one word
-            unless 0; see `num_changes`.
+        rate: Largest fraction of each text's words to change, in [0, 1]; see `num_changes`.
         form: What is edited: `"characters"` or `"tokens"`.
         beam: Texts kept after each step, >= 1; 1 is greedy.
         num_candidates: Edits of each text whose losses are queried, >= 1.
@@ -176,10 +172,7 @@ class _Tokens(NamedTuple):
 
 
 def _editable_words(current: Version, linear: Linearized) -> dict[int, _Tokens]:
-    """Tokens of the words that have not been edited and that the model reads, by word number.
-
-    The gradient of a word that choices share is the sum over the choices.
-    """
+    """Tokens of unedited words that the model reads, by number; gradients add up over choices."""
     words = {}
     for index, word in enumerate(current.words):
         inside = (linear.starts >= word.start) & (linear.ends <= word.end)
@@ -194,8 +187,7 @@ def _editable_words(current: Version, linear: Linearized) -> dict[int, _Tokens]:
     return words
 
 
-def _kind(token: str) -> int:
-    """Whether a token replaces words, pieces or nothing."""
+def _kind(token: str) -> int:  # of the tokens that a token replaces
     if not token.removeprefix("##").isalpha():
         return NEVER
     return PIECE if token.startswith("##") else WORD
@@ -239,10 +231,7 @@ def _token_flips(
 def _best_flips(
     table: Any, ids: np.ndarray, gradient: np.ndarray, kinds: np.ndarray, count: int
 ) -> list[tuple[int, int]]:
-    """Returns position and new token of at most `count` flips, those with the greatest gain first.
-
-    Pieces replace pieces; words replace words and `NEVER` tokens.
-    """
+    """Position and new token of at most `count` flips, those with the greatest gain first."""
     spare = -len(ids) % _TOKEN_MULTIPLE
     gains, places = _best(
         table,
@@ -267,8 +256,6 @@ def _best(
 
 
 class _Variants(NamedTuple):
-    """All edits of one letter of a word."""
-
     changes: list[Change]
     ids: np.ndarray  # (edits, pieces): tokens of the edited word; -1 for none
     used: np.ndarray  # the distinct tokens among them
@@ -301,7 +288,6 @@ def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
 def _character_edits(
     current: Version, linear: Linearized, *, gradients: Gradients, count: int
 ) -> list[Version]:
-    """The edits of one letter with the greatest estimated gain."""
     words = _editable_words(current, linear)
     variants = _variants([current.spelling(index) for index in words], gradients)
     table: Any = gradients.table

@@ -47,13 +47,7 @@ class Word(NamedTuple):
 
 
 class Version(NamedTuple, Generic[T]):
-    """A version of a text, with the edits that led to it.
-
-    Attributes:
-        text: The text, in the same structure as the clean one.
-        words: The words of the clean text, where they are now.
-        edits: The edits, in order.
-    """
+    """A version of a text: the words of the clean one, as they are now, and the edits in order."""
 
     text: T
     words: tuple[Word, ...]
@@ -93,19 +87,15 @@ def strings(text: Text) -> tuple[str, ...]:
 
 
 def _replace(part: Any, new: Iterator[str]) -> Any:
-    """Returns a text of the same structure with other strings."""
     return next(new) if isinstance(part, str) else tuple(_replace(inner, new) for inner in part)
 
 
 def split_words(text: T) -> Version[T]:
-    """Returns a text with its words, to edit.
+    """Returns a clean text with its words, to edit.
 
     A word is a run of letters and digits of any script with at least one letter, possibly with
     apostrophes inside (`don't`): `2nd` is a word, `1999` and `...` are not, `well-known` is two
     words. In scripts without spaces, a word is a clause.
-
-    Args:
-        text: The clean text.
 
     Raises:
         TypeError: If the text is not a string, or tuples of strings.

@@ -31,10 +31,8 @@ def textbugger(
     inside the word, an omitted letter, a swap of two letters, or a look-alike of a letter, at a
     random position. The result is the version with the greatest loss along the way.
 
-    Differences from the paper: letters become look-alikes but not neighboring keys (see
-    `misspell`); words are not replaced by similar words, so no sentence encoder checks similarity;
-    sentences of long documents are not ranked; the attack does not stop at the first
-    misclassification.
+    Unlike in the paper, letters do not become neighboring keys, words are not replaced by similar
+    words, sentences are not ranked, and the attack does not stop at the first misclassification.
 
     Args:
         victim: The model.

@@ -1,6 +1,7 @@
 """Random typos in a fraction of the words.
 
-Seeds are integers for NumPy: text is edited on the host, where JAX keys would be slow.
+Seeds are integers >= 0 for NumPy: text is edited on the host, where JAX keys would be slow. Rates
+outside [0, 1] and negative seeds raise a ValueError.
 """
 
 import math
@@ -34,9 +35,6 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Version[T]:
     Returns:
         The text and the log of its edits, from which `restore` recovers the clean text.
 
-    Raises:
-        ValueError: If `rate` is outside [0, 1], or `seed` has a negative integer.
-
     Example:
         >>> from hopfax import text
         >>> text.misspell("a wonderful film", rate=0.3, seed=1).num_changed
@@ -49,8 +47,8 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Version[T]:
 def swap_characters(text: T, *, rate: float, seed: Seed) -> Version[T]:
     """Swaps two neighboring letters in a fraction of the words.
 
-    The first and last letter stay, so only words of four letters or more change. Arguments and
-    errors are those of `misspell`.
+    The first and last letter stay, so only words of four letters or more change. Arguments are
+    those of `misspell`.
 
     Example:
         >>> from hopfax import text
@@ -66,9 +64,6 @@ def num_changes(rate: float, num_words: int) -> int:
     Args:
         rate: Fraction of the words, in [0, 1]; 0 changes no word.
         num_words: Number of words of the text, including those that cannot change.
-
-    Raises:
-        ValueError: If `rate` is outside [0, 1].
 
     Example:
         >>> from hopfax import text

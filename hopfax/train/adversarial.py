@@ -1,7 +1,8 @@
 """Training on perturbed inputs: Gaussian augmentation, PGD and FreeLB, around any objective.
 
 Each function takes an `Objective` and returns another, so it applies to every model. Perturbations
-are added to the token embeddings, before positions and LayerNorm.
+are added to the token embeddings, before positions and LayerNorm. Numbers out of range raise a
+ValueError, and counts that are not integers a TypeError.
 """
 
 from collections.abc import Callable
@@ -55,15 +56,6 @@ def with_noise(objective: Objective, *, sigma: float) -> Objective:
         objective: Loss to minimize.
         sigma: Standard deviation of the noise, >= 0.
 
-    Raises:
-        ValueError: `sigma` is out of range.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.adversarial import with_noise
-        >>> from hopfax.train.objectives import classification
-        >>> objective = with_noise(classification(tinybert(30522, 2)), sigma=0.1)
-
     References:
         Robertha, Table 2, DataAugment.
     """
@@ -84,16 +76,7 @@ def with_noise_range(objective: Objective, *, snr_db: tuple[float, float]) -> Ob
 
     Args:
         objective: Loss to minimize, of a model whose `embedding_scale` is 1.
-        snr_db: Lowest and highest ratio in dB; the ratios are uniform between them.
-
-    Raises:
-        ValueError: The range is empty or not finite.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.adversarial import with_noise_range
-        >>> from hopfax.train.objectives import classification
-        >>> objective = with_noise_range(classification(tinybert(30522, 2)), snr_db=(-16.0, 0.0))
+        snr_db: Lowest and highest ratio in dB, finite; the ratios are uniform between them.
     """
     low, high = snr_db
     if not -float("inf") < low <= high < float("inf"):
@@ -118,22 +101,9 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
     and $L(\theta, \delta_K)$ is minimized: K + 1 forward and backward passes per step.
 
-    Args:
-        objective: Loss to minimize.
-        ball: Where to search, and how.
-
-    Raises:
-        TypeError, ValueError: A number of the ball is out of range.
-
     Differentiation:
         With respect to the parameters, with a fixed perturbation. Dropout is the same in all
         passes.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.adversarial import Ball, pgd
-        >>> from hopfax.train.objectives import classification
-        >>> objective = pgd(classification(tinybert(30522, 2)), Ball(num_steps=2))
 
     References:
         Madry et al. (2018), Towards Deep Learning Models Resistant to Adversarial Attacks.
@@ -162,13 +132,6 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     One backward pass gives both gradients: K forward and backward passes per step.
     The value is the mean loss over the K perturbations.
-
-    Args:
-        objective: Loss to minimize.
-        ball: Where to search, and how.
-
-    Raises:
-        TypeError, ValueError: A number of the ball is out of range.
 
     Differentiation:
         First order, reverse mode, of the loss only, with respect to the parameters and `added`,
@@ -258,8 +221,7 @@ def _norms(delta: Deltas) -> Float[Array, "texts 1 1"]:
     return size * jnp.sqrt(jnp.sum(jnp.square(delta / safe), axis=(1, 2), keepdims=True))
 
 
-def _like(params: Params, batch: Batch) -> tuple[tuple[int, ...], jnp.dtype]:
-    """Shape and dtype of the token embeddings of a batch."""
+def _like(params: Params, batch: Batch) -> tuple[tuple[int, ...], jnp.dtype]:  # of embeddings
     table, (ids, _) = params["tokens"]["embedding"], texts_of(batch)
     return (*ids.shape, table.shape[-1]), table.dtype
 

@@ -87,9 +87,7 @@ class Checkpoints:
     def save(self, step: int, tree: Any) -> None:
         """Copies the state to the host and starts to write it; overwrites a save of the same step.
 
-        Args:
-            step: Number of steps taken, >= 0.
-            tree: Nested containers of jax or NumPy arrays, none of them empty.
+        It consists of nested containers of jax or NumPy arrays, none of them empty.
 
         Raises:
             CheckpointError: An earlier save failed; this one is not started. Threads of a failed
@@ -158,11 +156,7 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until all saves are complete.
-
-        Raises:
-            CheckpointError: A save failed, for instance on a full disk.
-        """
+        """Blocks until all saves are complete; raises a CheckpointError if one failed."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:

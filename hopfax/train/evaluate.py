@@ -10,14 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
-from hopfax.checks import (
-    check_count,
-    check_key,
-    check_mask,
-    check_range,
-    check_shapes,
-    one_array,
-)
+from hopfax.checks import check_count, check_key, check_mask, check_range, check_shapes, one_array
 from hopfax.data.batching import Bucket, eval_batches
 from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
@@ -82,13 +75,9 @@ class Predictor(NamedTuple):
 
 
 class NoisyScore(NamedTuple):
-    """A score at one noise level.
+    """A score at one noise level in dB (+inf: no noise), with its 95 % interval over the examples.
 
-    Attributes:
-        snr_db: Signal-to-noise ratio in dB; +inf without noise.
-        score: 100 times the metric; for correlations 100 r, not the 50 (1 + r) of `scores`.
-        low: Lower end of its 95 % interval over the examples.
-        high: Upper end.
+    Scores are 100 times the metric; for correlations 100 r, not the 50 (1 + r) of `scores`.
     """
 
     snr_db: float
@@ -131,24 +120,17 @@ def robustness(
         A score without noise, then one for each of `snr_db`, with intervals over the examples.
 
     Raises:
-        TypeError: `embeddings` are not floating-point, `mask` is not boolean, `labels` are not
-            numbers, `key` is not a random key, or `fn` returns something other than one array.
-        ValueError: There are no examples, the shapes do not match, `batch_size` or `snr_db` is out
-            of range, or the outputs or labels do not fit the metric.
+        TypeError, ValueError: An argument has another type, shape or range, there are no examples,
+            or the outputs or labels do not fit the metric.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> import numpy as np
         >>> from hopfax.train.evaluate import robustness
-        >>> embeddings = jax.random.normal(jax.random.key(0), (90, 4, 8))
-        >>> mask = np.ones((90, 4), bool)
-        >>> def model(embeddings, mask):
-        ...     return jnp.sum(embeddings * mask[..., None], axis=1)
-        >>> labels = model(embeddings, mask).argmax(axis=1)
-        >>> clean, noisy = robustness(
-        ...     model, embeddings, mask, labels, key=jax.random.key(1), snr_db=[-12]
-        ... )
-        >>> clean.score, noisy.snr_db, noisy.high < 50
+        >>> inputs = jax.random.normal(jax.random.key(0), (90, 4, 8))
+        >>> mask, model = jnp.ones((90, 4), bool), lambda inputs, mask: inputs.sum(axis=1)
+        >>> labels = model(inputs, mask).argmax(axis=1)
+        >>> scores = robustness(model, inputs, mask, labels, key=jax.random.key(1), snr_db=[-12])
+        >>> scores[0].score, scores[1].snr_db, scores[1].high < 50
         (100.0, -12, True)
     """
     check_shapes(
@@ -215,15 +197,7 @@ def add_noise(
 
 
 def check_noise(noise: Noise) -> None:
-    """Raises a ValueError for an unknown site or protocol, or a level out of range.
-
-    Example:
-        >>> from hopfax.train.evaluate import Noise, check_noise
-        >>> check_noise(Noise("tokens", "sigma", 1.0))
-        Traceback (most recent call last):
-        ...
-        ValueError: site must be one of token, embedding, got 'tokens'
-    """
+    """Raises a ValueError for an unknown site or protocol, or a level out of range."""
     for field, known in (("site", SITES), ("protocol", PROTOCOLS)):
         if getattr(noise, field) not in known:
             raise ValueError(
@@ -236,12 +210,6 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
     """Returns a model for `predict` and `fit`, which compile once per padded length and batch size.
 
     Predictors of the same model share programs.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.evaluate import make_predictor
-        >>> make_predictor(tinybert(30522, 2)).sharding is None
-        True
     """
     return Predictor(model, sharding, _program(model.apply, sharding))
 
@@ -269,12 +237,9 @@ def _predict_batch(
     root: PRNGKeyArray,
     batch: Batch,
     index: Int[Array, " batch"],
-    noise: tuple[Array, Array, Array],
+    noise: tuple[Array, Array, Array],  # whether the site is "token", level, protocol
 ) -> tuple[Float[Array, "batch outputs"], Float[Array, "4"]]:
-    """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries.
-
-    `noise` is (whether the site is "token", level, protocol).
-    """
+    """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries."""
     at_token, level, protocol = noise
     run = partial(apply, params)
     ids, mask = texts_of(batch)
@@ -409,16 +374,7 @@ def _fold_in(draw: Array, seeds: Array, shared: bool) -> Array:
 
 
 def rows_per_call(bucket: Bucket) -> int:
-    """Returns a batch size that keeps a device busy: one for most sets of a padded length.
-
-    Example:
-        >>> import numpy as np
-        >>> from hopfax.data.batching import Bucket
-        >>> from hopfax.train.evaluate import rows_per_call
-        >>> bucket = Bucket(np.ones((3, 1, 8), int), np.ones((3, 1)), np.zeros(3), np.arange(3))
-        >>> rows_per_call(bucket) >= 3
-        True
-    """
+    """Returns a batch size that keeps a device busy: one for most sets of a padded length."""
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":

@@ -17,36 +17,19 @@ _stop, _on_hold = threading.Event(), threading.Event()
 
 
 def is_requested() -> bool:
-    """Returns whether Ctrl-C was pressed or SIGTERM received.
-
-    Example:
-        >>> from hopfax.train.interrupt import is_requested
-        >>> is_requested()
-        False
-    """
+    """Returns whether Ctrl-C was pressed or SIGTERM received."""
     return _stop.is_set()
 
 
 def check() -> None:
-    """Raises a KeyboardInterrupt if a stop `is_requested`; call it between steps.
-
-    Example:
-        >>> from hopfax.train.interrupt import check
-        >>> check()
-    """
+    """Raises a KeyboardInterrupt if a stop `is_requested`; call it between steps."""
     if is_requested() and not _on_hold.is_set():
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def hold() -> Iterator[None]:
-    """Disables `check`, for a caller that checks `is_requested` itself and saves first.
-
-    Example:
-        >>> from hopfax.train.interrupt import check, hold
-        >>> with hold():
-        ...     check()
-    """
+    """Disables `check`, for a caller that checks `is_requested` itself and saves first."""
     _on_hold.set()
     try:
         yield

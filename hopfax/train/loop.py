@@ -56,8 +56,8 @@ class _Run(NamedTuple):
     scores: np.ndarray
     epochs: np.ndarray
     waited: np.ndarray  # epochs since the best one
-    epoch: np.ndarray  # complete epochs
-    chunk: np.ndarray  # complete chunks of the current epoch
+    epoch: np.ndarray = np.array(0)  # complete epochs
+    chunk: np.ndarray = np.array(0)  # complete chunks of the current epoch
 
 
 @interrupt.listen()
@@ -109,28 +109,20 @@ def fit(
         ValueError: A number is out of range, rows are missing, or the checkpoint is another run's.
 
     Example:
-        >>> import hopfax
         >>> import numpy as np
         >>> from functools import partial
         >>> from hopfax.data import Encoded, to_buckets
-        >>> from hopfax.train.evaluate import make_predictor
-        >>> from hopfax.train.loop import fit
-        >>> from hopfax.train.objectives import classification
-        >>> from hopfax.train.state import adamw
+        >>> from hopfax.nn import tinybert
+        >>> from hopfax.train import evaluate, loop, objectives, state
         >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)
         >>> rows = Encoded(ids, np.full((8, 1), 4, np.int32), np.arange(8) % 2, np.arange(8))
         >>> rows = to_buckets(rows, boundaries=(4,))
-        >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
-        >>> result = fit(
-        ...     make_predictor(model),
-        ...     classification(model),
-        ...     train=rows,
-        ...     validation=rows,
+        >>> model = tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
+        >>> result = loop.fit(
+        ...     evaluate.make_predictor(model), objectives.classification(model),
+        ...     train=rows, validation=rows, seeds=(23, 42), epochs=2, batch_size=4,
         ...     score=lambda logits, labels: (logits.argmax(1) == labels).mean(),
-        ...     seeds=(23, 42),
-        ...     epochs=2,
-        ...     optimizer=partial(adamw, 1e-3),
-        ...     batch_size=4,
+        ...     optimizer=partial(state.adamw, 1e-3),
         ... )
         >>> result.scores.shape, result.steps
         ((2,), 4)
@@ -151,20 +143,15 @@ def fit(
     if predictor.sharding:
         keys, states = jax.device_put((keys, states), predictor.sharding.over("seeds"))
         rows = jax.device_put(rows, predictor.sharding.over())
-    zeros = np.zeros(len(seeds), int)
-    step, run = (
-        0,
-        _Run(
-            seeds=np.array(seeds),
-            total_steps=np.array(total_steps),
-            states=states,
-            best=_copy(states.params),  # training donates the states
-            scores=np.full(len(seeds), -np.inf),
-            epochs=zeros,
-            waited=zeros,
-            epoch=np.array(0),
-            chunk=np.array(0),
-        ),
+    step, zeros = 0, np.zeros(len(seeds), int)
+    run = _Run(
+        seeds=np.array(seeds),
+        total_steps=np.array(total_steps),
+        states=states,
+        best=_copy(states.params),  # training donates the states
+        scores=np.full(len(seeds), -np.inf),
+        epochs=zeros,
+        waited=zeros,
     )
     if checkpoints and (restored := checkpoints.restore(run)):
         step, stored = restored
@@ -191,7 +178,7 @@ def fit(
             # At an epoch's end the save follows validation, which is then logged once.
             if due and run.chunk < len(chunks):
                 reporter.flush()
-                _save(checkpoints, step, run)
+                _save_or_stop(checkpoints, step, run)
         reporter.flush()
         predictions = predict(predictor, run.states.params, validation)
         # Stopped seeds, whose states may not be finite, have no score.
@@ -206,12 +193,11 @@ def fit(
         run = _after_epoch(run, scores)
         shown = {"validation": scores[training].mean()}
         reporter.write(step, shown, epoch=int(run.epoch), validation=scores, best=run.scores)
-        _save(checkpoints, step, run)
+        _save_or_stop(checkpoints, step, run)
     return FitResult(run.best, run.scores, run.epochs, step)
 
 
-def _save(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
-    """Saves the run, and ends it if a stop was requested."""
+def _save_or_stop(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
     if checkpoints:
         checkpoints.save(step, run)
     if interrupt.is_requested():

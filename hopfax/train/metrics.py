@@ -41,8 +41,7 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
         {'f1': 0.667, 'score': 66.667}
 
     References:
-        Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient,
-        Computational Biology and Chemistry 28 (2004), Eq. 8.
+        Gorodkin, Comparing two K-category assignments (2004), Eq. 8.
     """
     if not metrics or not set(metrics) <= _METRICS.keys():
         raise ValueError(f"metrics must be among {', '.join(_METRICS)}, got {metrics!r}")
@@ -71,9 +70,6 @@ def with_interval(
     """Returns 100 times a metric of `scores`, and its 95 % interval over the examples.
 
     The interval of an accuracy is Wilson's, that of other metrics a bootstrap with 300 resamples.
-
-    Raises:
-        ValueError: As in `scores`.
 
     Example:
         >>> import numpy as np
@@ -210,12 +206,9 @@ class MetricsLog:
         self._file.close()
 
     def write(self, step: int, **fields: Any) -> None:
-        """Appends one record.
+        """Appends one record of JSON values, or of NumPy or jax scalars and arrays.
 
-        Args:
-            step: Training step of the record.
-            **fields: JSON values, or NumPy or jax scalars and arrays; NaN and infinities become
-                null.
+        NaN and infinities become null.
 
         Raises:
             OSError: The record cannot be written, for instance because the disk is full.
@@ -228,11 +221,7 @@ class MetricsLog:
             rest = rest[self._file.write(rest) :]
 
     def truncate_after(self, step: int) -> None:
-        """Removes the records after a step, by replacing the file atomically.
-
-        Raises:
-            ValueError: A line is not JSON.
-        """
+        """Removes the records after a step, by replacing the file atomically."""
         self._file.close()
         self._rewrite(lambda line: json.loads(line)["step"] <= step)
 

@@ -19,11 +19,8 @@ _PONDER_WEIGHT = 0.01
 class Batch(NamedTuple):
     """Rows of one padded length. An example has one text per choice; most tasks have one choice.
 
-    Attributes:
-        ids: Token ids.
-        lengths: Real tokens of each text.
-        labels: Classes, or scores for regression.
-        weights: 1 for a real row, 0 for a padding row.
+    `lengths` counts real tokens, `labels` are classes, or scores for regression, and `weights` is 1
+    for real rows and 0 for padding rows.
     """
 
     ids: Int[Array, "batch choices tokens"]
@@ -35,11 +32,8 @@ class Batch(NamedTuple):
 class Losses(NamedTuple):
     """The parts of a loss, each a mean over real rows, and the convergence of retrieval.
 
-    Attributes:
-        task: Task loss.
-        esr: ESR penalty.
-        num_steps: Mean Hopfield updates per real query.
-        unconverged: Fraction of real queries that stopped at `max_steps`, in [0, 1].
+    `num_steps` is the mean number of Hopfield updates per real query, `unconverged` the fraction of
+    real queries that stopped at `max_steps`, in [0, 1].
     """
 
     task: Float[Array, ""]
@@ -53,45 +47,21 @@ Objective = Callable[..., tuple[Array, Losses]]
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
-    """Returns ids and mask of the texts of a batch; choices of an example are consecutive.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.train.objectives import Batch, texts_of
-        >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
-        >>> texts_of(batch)[0].shape
-        (6, 4)
-    """
+    """Returns ids and mask of the texts of a batch; choices of an example are consecutive."""
     tokens = batch.ids.shape[-1]
     mask = jnp.arange(tokens) < batch.lengths.reshape(-1, 1)
     return batch.ids.reshape(-1, tokens), mask
 
 
 def per_example(logits: Float[Array, "texts outputs"], batch: Batch) -> Float[Array, "batch _"]:
-    """Reshapes outputs of texts to outputs of examples: classes, or one score per choice.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.train.objectives import Batch, per_example
-        >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
-        >>> per_example(jnp.ones((6, 1)), batch).shape
-        (2, 3)
-    """
+    """Reshapes outputs of texts to outputs of examples: classes, or one score per choice."""
     return logits.reshape(batch.labels.shape[0], -1)
 
 
 def task_loss(
     logits: Float[Array, "batch outputs"], batch: Batch, *, regression: bool
 ) -> Float[Array, ""]:
-    """Returns the mean cross-entropy over real rows, or the mean squared error for regression.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.train.objectives import Batch, task_loss
-        >>> batch = Batch(jnp.ones((1, 1, 4), int), jnp.full((1, 1), 4), jnp.zeros(1), jnp.ones(1))
-        >>> task_loss(jnp.full((1, 1), 3.0), batch, regression=True)
-        Array(9., dtype=float32)
-    """
+    """Returns the mean cross-entropy over real rows, or the mean squared error for regression."""
     return _weighted_mean(losses_of(logits, batch.labels, regression=regression), batch.weights)
 
 
@@ -133,7 +103,7 @@ def classification(
     r"""Returns the papers' objective: task loss + `esr_weight` times ESR.
 
     Models with adaptive computation time add 0.01 times the steps of their tokens, as in the
-    program of the Universal Transformer.
+    program of the Universal Transformer. Numbers out of range raise a ValueError.
 
     Args:
         model: The classifier.
@@ -143,9 +113,6 @@ def classification(
         esr_in_nats: Use the released program's $(H - \alpha \log d)^2$: $(\log d)^2$ times Eq. 12.
         esr_masked: Whether the spectrum excludes padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
-
-    Raises:
-        ValueError: `esr_weight` is negative or not finite, or `esr_target` is not in [0, 1].
 
     Example:
         >>> from hopfax.nn import robertha

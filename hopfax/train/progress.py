@@ -64,15 +64,12 @@ class Progress:
             self._print()
 
     def update(self, done: float, *, restart: bool = False, **fields: Any) -> None:
-        """Shows the work done.
+        """Shows the work done; raises a KeyboardInterrupt if a stop was requested.
 
         Args:
             done: Units of work since the start of the run.
             restart: Measure speed anew, for instance after loading the work of an earlier run.
             **fields: Numbers or text, shown by name.
-
-        Raises:
-            KeyboardInterrupt: A stop was requested, see `hopfax.train.interrupt`.
         """
         interrupt.check()
         now = time.monotonic()

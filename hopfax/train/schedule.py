@@ -13,17 +13,11 @@ CHUNK_STEPS = 16  # approximate number of steps of a compiled call
 
 
 class Chunk(NamedTuple):
-    """Steps within one bucket.
-
-    Attributes:
-        bucket: Index of the bucket.
-        picks: `(steps, seeds, batch)` row numbers within the bucket.
-        weights: `(steps, seeds, batch)` 1 for real rows, 0 for padding.
-    """
+    """Steps within one bucket."""
 
     bucket: int
-    picks: np.ndarray
-    weights: np.ndarray
+    picks: np.ndarray  # (steps, seeds, batch) row numbers within the bucket
+    weights: np.ndarray  # (steps, seeds, batch) 1 for real rows, 0 for padding
 
 
 def epoch_chunks(
@@ -39,15 +33,6 @@ def epoch_chunks(
         batch_size: Maximum number of rows per step, >= 1.
         seeds: Training seeds; the order of a seed's rows does not depend on the other seeds.
         epoch: Number of the epoch.
-
-    Raises:
-        ValueError: `batch_size` is below 1.
-
-    Example:
-        >>> from hopfax.train.schedule import epoch_chunks
-        >>> (chunk,) = epoch_chunks([3], batch_size=2, seeds=[23], epoch=0)
-        >>> chunk.picks.shape, chunk.weights.sum()
-        ((2, 1, 2), np.float32(3.0))
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be >= 1, got {batch_size}")

@@ -29,17 +29,7 @@ class Sharding(NamedTuple):
     axis: Axis
 
     def over(self, *axes: str) -> NamedSharding:
-        """Returns the sharding of arrays with these axes; without axes, they are replicated.
-
-        Example:
-            >>> import jax
-            >>> import numpy as np
-            >>> from hopfax.train.sharding import Sharding
-            >>> from jax.sharding import Mesh
-            >>> devices = Mesh(np.asarray(jax.local_devices()[:1]), ("devices",))
-            >>> tuple(Sharding(devices, "batch").over("steps", "seeds", "batch").spec)
-            (None, None, 'devices')
-        """
+        """Returns the sharding of arrays with these axes; without axes, they are replicated."""
         names = (_DEVICES if axis == self.axis else None for axis in axes)
         return NamedSharding(self.mesh, PartitionSpec(*names))
 
@@ -112,12 +102,7 @@ def make_sharding(
 
 
 def check_devices() -> None:
-    """Raises a ValueError if jax finds no device, as for `JAX_PLATFORMS=cuda` without a GPU.
-
-    Example:
-        >>> from hopfax.train.sharding import check_devices
-        >>> check_devices()
-    """
+    """Raises a ValueError if jax finds no device, as for `JAX_PLATFORMS=cuda` without a GPU."""
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # for cuda, jax 0.10 fails an assertion

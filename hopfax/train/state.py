@@ -14,13 +14,7 @@ from hopfax.nn.functional import Functional, Params
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes.
-
-    Attributes:
-        params: Parameters.
-        opt_state: The optimizer's state.
-        step: Number of steps taken; with the seed, it determines all randomness of the next step.
-    """
+    """Everything that a step changes; with the seed, `step` determines all its randomness."""
 
     params: Params
     opt_state: optax.OptState
@@ -32,15 +26,12 @@ def adamw(
 ) -> optax.GradientTransformation:
     """Returns AdamW with linear warm-up over a tenth of the steps, then linear decay to 0.
 
-    Gradients are clipped to a global norm of 1.
+    Gradients are clipped to a global norm of 1. Numbers out of range raise a ValueError.
 
     Args:
         learning_rate: Peak learning rate, > 0.
         total_steps: Length of the schedule in steps, >= 1.
         weight_decay: Decoupled weight decay of all parameters, >= 0.
-
-    Raises:
-        ValueError: A number is out of range.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,14 +62,7 @@ def adamw(
 def init_states(
     model: Functional[Encoder], optimizer: optax.GradientTransformation, seeds: Sequence[int]
 ) -> TrainState:
-    """Returns the initial states of all seeds: a `TrainState` stacked along a first axis.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.state import adamw, init_states
-        >>> init_states(tinybert(10, 2, width=8), adamw(2e-5, total_steps=9), (23, 42)).step.shape
-        (2,)
-    """
+    """Returns the initial states of all seeds: a `TrainState` stacked along a first axis."""
 
     def init(key: Array) -> TrainState:
         params = model.init(key)
@@ -90,16 +74,7 @@ def init_states(
 
 
 def seed_keys(seeds: Sequence[int]) -> Array:
-    """Returns one random key per seed.
-
-    Raises:
-        ValueError: A seed is not in [0, 2**32).
-
-    Example:
-        >>> from hopfax.train.state import seed_keys
-        >>> seed_keys((23, 42)).shape
-        (2,)
-    """
+    """Returns one random key per seed; a seed outside [0, 2**32) raises a ValueError."""
     if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
         raise ValueError(f"seeds must be in [0, 2**32), got {wrong[0]}")
     return _keys(np.asarray(seeds, np.uint32))

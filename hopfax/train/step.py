@@ -25,14 +25,6 @@ def make_step(
     """Returns a pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
 
     The dropout key derives from the seed's key and `state.step`, so resumption changes no draw.
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.objectives import classification
-        >>> from hopfax.train.state import adamw
-        >>> from hopfax.train.step import make_step
-        >>> step = make_step(classification(tinybert(30522, 2)), adamw(2e-5, total_steps=100))
-        >>> # state, metrics = step(state, batch, seed_key)
     """
 
     def step(state: TrainState, batch: Batch, seed_key: PRNGKeyArray) -> tuple[TrainState, Metrics]:
@@ -61,14 +53,6 @@ def make_chunk(
         `chunk(states, rows, picks, weights, seed_keys) -> (states, metrics)`, with the states
         donated; `rows` are all rows of one bucket, the others as in `hopfax.train.schedule.Chunk`,
         and the metrics have shape (steps, seeds).
-
-    Example:
-        >>> from hopfax.nn import tinybert
-        >>> from hopfax.train.objectives import classification
-        >>> from hopfax.train.state import adamw
-        >>> from hopfax.train.step import make_chunk
-        >>> chunk = make_chunk(classification(tinybert(30522, 2)), adamw(2e-5, total_steps=100))
-        >>> # states, metrics = chunk(states, rows, picks, weights, seed_keys)
     """
     step = jax.vmap(make_step(objective, optimizer))
 

@@ -65,8 +65,6 @@ def white_box(
         ...     model, params, vocabulary, max_length=32, lengths=(32,), batch_sizes=(8,)
         ... )
         >>> results = text.textbugger(victim, films, [1, 0], rate=0.3)
-        >>> [(result.version.num_changed, result.version.num_words) for result in results]
-        [(1, 3), (1, 4)]
         >>> [text.restore(result.version) for result in results] == films
         True
     """
@@ -103,7 +101,10 @@ def white_box(
             pending.append((numbers, program(params, batch)))
         results: list[Any] = [None] * len(texts)
         for numbers, (logits, *parts) in pending:  # once all calls are dispatched
-            _check_labels([labels[row] for row in numbers], logits.shape[1], regression)
+            outputs = range(logits.shape[1])
+            owned = [labels[row] for row in numbers]
+            if not regression and (wrong := [each for each in owned if each not in outputs]):
+                raise ValueError(f"labels must be in [0, {len(outputs)}), got {wrong[0]}")
             for row, *values in zip(numbers, *map(np.asarray, parts), strict=False):
                 results[row] = rows[row], *values
         return results
@@ -161,7 +162,6 @@ def _program(
 
 
 def _tokenized(tokenizer: Any, texts: Sequence[Text]) -> list[list[Any]]:
-    """The `tokenizers.Encoding` of each choice of each text."""
     examples = [Example(text, 0, 0).texts for text in texts]
     numbers = sorted({len(choices) for choices in examples})
     if len(numbers) > 1:
@@ -204,9 +204,3 @@ def _linear(row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized
         parts.append([*(each[real].astype(np.int32) for each in columns), slope[: len(real)][real]])
         first += tokens.n_sequences
     return Linearized(float(loss), *map(np.concatenate, zip(*parts, strict=True)))
-
-
-def _check_labels(labels: Sequence[Label], num_outputs: int, regression: bool) -> None:
-    wrong = [] if regression else [each for each in labels if each not in range(num_outputs)]
-    if wrong:
-        raise ValueError(f"labels must be in [0, {num_outputs}), got {wrong[0]}")
