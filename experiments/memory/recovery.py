@@ -144,15 +144,18 @@ def page(folder: Path) -> Page:
     lines = rates.model.map(TITLES) + rates.metric.map(
         {"recovered": "", "predicted": ", predicted"}
     )
-    rates = rates.assign(line=lines, mean=rates.score)
+    rates = rates.assign(line=lines, mean=rates.score, snr=rates.snr_db.map(pipeline.decibels))
     return Page(
         title="Tokens recovered from noisy embeddings",
         pictures={
             "recovery": report.facets(
-                "Tokens recovered, measured and predicted", rates, x="snr_db", hue="line",
-                xlabel=SNR, ylabel="tokens recovered, %",
+                "Tokens recovered, measured and predicted",
+                rates,
+                x="snr_db",
+                hue="line",
+                xlabel=SNR,
+                ylabel="tokens recovered, %",
             )
         },
-        tables=[pipeline.grid(rates, "line", "snr_db", "Tokens recovered, %",
-                              cell=report.bracketed)],
-    )  # fmt: skip
+        tables=[report.grid(rates, "line", "snr", "Tokens recovered, %", cell=report.bracketed)],
+    )
