@@ -296,19 +296,19 @@ def own_task(data: Data) -> str | None:
     return name
 
 
-# Smallest value -> flags.
-LEAST = {
-    1: "epochs patience train_size test_size width num_layers noise_draws texts max_steps "
-    "batch_size num_draws num_steps num_random",
-    2: "networks",
-    3: "num_texts num_long",
-    10: "num_pairs",
-    20: "num_tokens",
-    1000: "num_samples",
-}
+# Smallest values of flags.
+LEAST = (
+    (1, "epochs patience batch_size max_steps width num_layers texts"),
+    (1, "train_size test_size noise_draws num_draws num_steps num_random"),
+    (2, "networks"),
+    (3, "num_texts num_long"),
+    (10, "num_pairs"),
+    (20, "num_tokens"),
+    (1000, "num_samples"),
+)
 # Allowed values of flags: in words that follow "must be", as a predicate, and the flags.
 RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    *((f">= {least}", partial(le, least), flags) for least, flags in LEAST.items()),
+    *((f">= {least}", partial(le, least), flags) for least, flags in LEAST),
     ("in [0, 2**32)", lambda value: 0 <= value < 2**32, "seeds"),
     ("> 0 and finite", lambda value: 0 < value < inf,
      "learning_rate learning_rates beta adversarial_radius radii levels"),

@@ -141,21 +141,19 @@ def page(folder: Path) -> Page:
     """Returns the page of a run."""
     frame = tidy.read(folder).sort_values("snr_db", ascending=False, kind="stable")
     rates = tidy.select(frame, group="all")
-    lines = rates.model.map(TITLES) + rates.metric.map(
-        {"recovered": "", "predicted": ", predicted"}
+    predicted = rates.metric.map({"recovered": "", "predicted": ", predicted"})
+    rates = rates.assign(
+        line=rates.model.replace(TITLES) + predicted,
+        mean=rates.score,
+        snr=rates.snr_db.map(pipeline.decibels),
     )
-    rates = rates.assign(line=lines, mean=rates.score, snr=rates.snr_db.map(pipeline.decibels))
     return Page(
         title="Tokens recovered from noisy embeddings",
         pictures={
             "recovery": report.facets(
-                "Tokens recovered, measured and predicted",
-                rates,
-                x="snr_db",
-                hue="line",
-                xlabel=SNR,
-                ylabel="tokens recovered, %",
+                "Tokens recovered, measured and predicted", rates, x="snr_db", hue="line",
+                xlabel=SNR, ylabel="tokens recovered, %",
             )
         },
         tables=[report.grid(rates, "line", "snr", "Tokens recovered, %", cell=report.bracketed)],
-    )
+    )  # fmt: skip
