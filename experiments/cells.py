@@ -47,26 +47,16 @@ RESUMPTION = "training"  # folder of the states that training resumes from
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that determines a trained model, up to rounding and padded lengths.
-
-    Attributes:
-        data: SHA-256 of the task's tokenized rows and its vocabulary, see `digest`.
-        model: `Variant.settings()`: architecture, objective and optimizer settings.
-        sizes: Encoder sizes: width, ff_width, num_layers, max_length.
-        seeds: Training seeds, trained in parallel.
-        epochs: Maximum number of epochs.
-        patience: Epochs without a better validation score before a seed stops.
-        learning_rate: Peak rate.
-    """
+    """Everything that determines a trained model, up to rounding and padded lengths."""
 
     task: str
-    data: str
-    model: Mapping[str, Any]
-    sizes: Mapping[str, Any]
-    seeds: tuple[int, ...]
-    epochs: int
-    patience: int
-    learning_rate: float
+    data: str  # SHA-256 of the task's tokenized rows and its vocabulary, see `digest`
+    model: Mapping[str, Any]  # `Variant.settings()`: architecture, objective and optimizer
+    sizes: Mapping[str, Any]  # of the encoder: width, ff_width, num_layers, max_length
+    seeds: tuple[int, ...]  # trained in parallel
+    epochs: int  # maximum number
+    patience: int  # epochs without a better validation score before a seed stops
+    learning_rate: float  # peak
     batch_size: int
 
     @property
@@ -82,31 +72,21 @@ class Spec:
 
 
 class Cell(NamedTuple):
-    """A trained model.
-
-    Attributes:
-        data: The rows that it was trained on, and the rows to report.
-        params: Each seed's best parameters, stacked over seeds.
-        predictor: Compiled prediction, shared by all conditions.
-        iterates: Whether its attention iterates; if so, steps are reported.
-        undenoised: The same model without a denoiser, if this one has one; else None.
-        denoiser: See `with_denoiser`.
-        at_embedding: The predictor with memory after the embedding LayerNorm instead, for noise at
-            that site; None with another denoiser, and for models without this LayerNorm.
-        loud: Whether its tokens are scaled by `with_loud_tokens`.
-    """
+    """A trained model."""
 
     folder: Path
     spec: Spec
-    data: TaskData
+    data: TaskData  # the rows that it was trained on, and the rows to report
     model: Functional[Encoder]
-    params: Params
-    predictor: Predictor
-    iterates: bool
-    undenoised: Cell | None = None
-    denoiser: str = "none"
+    params: Params  # of each seed's best epoch, stacked over seeds
+    predictor: Predictor  # shared by all conditions
+    iterates: bool  # whether its attention iterates; if so, steps are reported
+    undenoised: Cell | None = None  # the same model without a denoiser, if this one has one
+    denoiser: str = "none"  # see `with_denoiser`
+    # With memory after the embedding LayerNorm instead, for noise at that site; None with another
+    # denoiser, and for models without this LayerNorm.
     at_embedding: Predictor | None = None
-    loud: bool = False
+    loud: bool = False  # whether its tokens are scaled by `with_loud_tokens`
 
 
 def digest(data: TaskData) -> str:

@@ -22,16 +22,10 @@ from experiments import cells, tidy
 from experiments.cells import Cell, buckets, digest_of
 from experiments.rundir import identifier, write_whole
 from hopfax import text
-from hopfax.data import (
-    EVALUATION_SETS,
-    Encoded,
-    Example,
-    encode,
-    evenly_spaced,
-    read_evaluation_set,
-    task_rows,
-    to_buckets,
-)
+from hopfax.data import EVALUATION_SETS, Encoded, Example, evenly_spaced, read_evaluation_set
+from hopfax.data.batching import to_buckets
+from hopfax.data.load import task_rows
+from hopfax.data.tokenize import encode
 from hopfax.text import Version, Victim
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, predict
@@ -46,23 +40,15 @@ _ROWS = 64  # batch size on texts, the same for all sets
 
 
 class CellPredictions(NamedTuple):
-    """Predictions of all seeds of a cell on every row.
+    """Predictions of all seeds of a cell on every row."""
 
-    Attributes:
-        logits: `(seeds, rows, outputs)`.
-        labels: `(rows,)`.
-        snr_db: `(seeds,)` realized signal-to-noise ratio, inf without noise.
-        num_steps: `(seeds,)` mean Hopfield updates per query.
-        words_changed: `(seeds,)` mean share of a text's words that were changed; empty for none.
-        edits: `(seeds,)` JSON of the edits of each seed's texts; empty for none.
-    """
-
-    logits: np.ndarray
-    labels: np.ndarray
-    snr_db: np.ndarray
-    num_steps: np.ndarray
-    words_changed: np.ndarray = np.array([])
-    edits: np.ndarray = np.array([])
+    logits: np.ndarray  # (seeds, rows, outputs)
+    labels: np.ndarray  # (rows,)
+    # The others are (seeds,); the last two are empty where no words were changed.
+    snr_db: np.ndarray  # realized signal-to-noise ratio, inf without noise
+    num_steps: np.ndarray  # mean Hopfield updates per query
+    words_changed: np.ndarray = np.array([])  # mean share of a text's words
+    edits: np.ndarray = np.array([])  # JSON of the edits of the texts
 
 
 class Condition(Protocol):
@@ -172,12 +158,7 @@ def with_interval(
 class Gaussian:
     """Gaussian noise on the embeddings of the reported rows; level 0 is clean.
 
-    Attributes:
-        site: "token", on the token embeddings, or "embedding", after their LayerNorm.
-        protocol: "sigma", the same σ for all; "matched", the same signal-to-noise ratio for each
-            text; or "per-token", for each token.
-        level: σ; for the last two, in units of the signal's root mean square.
-        draw: Index of the noise draw.
+    See `settings.Noise`; `draw` is the index of the noise draw.
     """
 
     site: str = ""
@@ -232,22 +213,14 @@ class Typos:
 
     Random typos are the same for all models and seeds. An attack targets each seed's model and is
     scored on that model. Every text has at least one word to change.
-
-    Attributes:
-        corruption: misspelling, char_swap, textbugger or hotflip, or "none".
-        rate: Share of the words, in [0, 1].
-        num_texts: Rows drawn at random from those with a word; None for all.
-        beam: Width of HotFlip's beam.
-        form: What HotFlip edits: "characters" or "tokens".
-        data_dir: Folder of the raw sets; changes no result.
     """
 
-    corruption: str = "none"
-    rate: float = 0.0
-    num_texts: int | None = None
-    beam: int = 2
-    form: Form = "characters"
-    data_dir: str | None = None
+    corruption: str = "none"  # or misspelling, char_swap, textbugger or hotflip
+    rate: float = 0.0  # share of the words, in [0, 1]
+    num_texts: int | None = None  # rows drawn at random from those with a word; None for all
+    beam: int = 2  # width of HotFlip's beam
+    form: Form = "characters"  # what HotFlip edits, or "tokens"
+    data_dir: str | None = None  # folder of the raw sets; changes no result
 
     def key(self, cell: Cell) -> Any:
         """See `Condition`."""
@@ -309,17 +282,11 @@ class Typos:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-    """An adversarial evaluation set for a task, or the task's own test rows.
+    """An adversarial evaluation set for a task, or the task's own test rows."""
 
-    Attributes:
-        name: A key of `hopfax.data.EVALUATION_SETS`, or "" for the task's own rows.
-        num_rows: Number of rows, evenly spaced; None for all.
-        data_dir: Folder of the raw sets; changes no result.
-    """
-
-    name: str = ""
-    num_rows: int | None = None
-    data_dir: str | None = None
+    name: str = ""  # a key of `hopfax.data.EVALUATION_SETS`, or "" for the task's own rows
+    num_rows: int | None = None  # evenly spaced; None for all
+    data_dir: str | None = None  # folder of the raw sets; changes no result
 
     def key(self, cell: Cell) -> Any:
         """See `Condition`."""

@@ -121,19 +121,12 @@ def facets(
 ) -> Figure:
     """Lines with 95 % bands over an ordered axis, one panel per value of `row` and `col`.
 
-    Args:
-        table: Rows with `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`,
-            drawn as open marks, and as lines `constant`, the score of the majority baseline,
-            `clean`, the score without noise, and `limit`, the SNR below which no method can work.
-            Values keep the order of the table.
-        x: Column of the horizontal axis: numbers are drawn to scale, texts at equal steps.
-        hue: Column that tells the lines apart.
-        row: Column of the panel rows.
-        col: Column of the panel columns.
-        titles: What to print for values of any of these columns.
-        xlabel: Label of the horizontal axis.
-        ylabel: Label of the vertical axis, or one for each value of `row`.
-        least_range: Smallest range of the vertical axis.
+    The table has `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`, drawn as
+    open marks, and as lines `constant`, the score of the majority baseline, `clean`, the score
+    without noise, and `limit`, the SNR below which no method can work. Values keep the order of the
+    table. Numbers of `x` are drawn to scale, texts at equal steps. `titles` has what to print for
+    values; `ylabel` may be one for each value of `row`. The vertical axis has at least the range
+    `least_range`.
     """
     names, hues = titles or {}, list(table[hue].unique())
     rows, cols = _values(table, row), _values(table, col)
@@ -175,17 +168,10 @@ def forest(
 ) -> Figure:
     """Differences with 95 % intervals: one line per label, one panel per value of `col`.
 
-    Args:
-        table: Rows with `label`, `col`, `hue`, and `mean`, `low`, `high`; optionally `paper`,
-            drawn as open marks, and `faint`, True where the line is gray. Values keep the order of
-            the table.
-        label: Column of the lines, from top to bottom.
-        col: Column of the panels.
-        hue: Column that tells marks on one line apart.
-        titles: What to print for values of any of these columns.
-        xlabel: Label of the horizontal axis.
-        least: Left end of the axis; an arrow marks an interval that goes beyond it, with its mean
-            if that does, too.
+    The table has `label`, `col`, `hue` (marks on one line), and `mean`, `low`, `high`; optionally
+    `paper`, drawn as open marks, and `faint`, True where the line is gray. Values keep the order of
+    the table; `titles` has what to print for them. The axis begins at `least`: an arrow marks an
+    interval that goes beyond it, with its mean if that does, too.
     """
     names, labels = titles or {}, list(table[label].unique())
     cols, hues = _values(table, col), _values(table, hue)
@@ -230,23 +216,14 @@ def forest(
 
 
 class Panel(NamedTuple):
-    """A panel with separate axes.
-
-    Attributes:
-        title: Title.
-        xlabel: Label of the horizontal axis.
-        ylabel: Label of the vertical axis.
-        log: Whether the vertical axis is logarithmic.
-        connected: Whether lines connect the points.
-        formula: Legend label of lines through points; if empty, they share the points' label.
-    """
+    """A panel with separate axes."""
 
     title: str
     xlabel: str
     ylabel: str
-    log: bool = False
-    connected: bool = True
-    formula: str = ""
+    log: bool = False  # whether the vertical axis is logarithmic
+    connected: bool = True  # whether lines connect the points
+    formula: str = ""  # label of lines through points; if empty, they share the points' label
 
 
 def panels(
@@ -260,14 +237,9 @@ def panels(
 ) -> Figure:
     """Panels with separate axes: points with 95 % bars, joined by lines or with a formula's curve.
 
-    Args:
-        table: Rows with `col`, `x`, `hue`, `mean`, `low`, `high` and `formula`. Where a line has
-            values of `formula`, these are drawn as the line, and `mean` as points. nan is left out.
-        specs: Panels by the value of `col`, in order; those without rows are left out.
-        col: Column of the panels.
-        x: Column of the horizontal axis, numbers.
-        hue: Column that tells the lines of a panel apart.
-        titles: Labels of the values of `hue`.
+    The table has `col`, `x` (numbers), `hue`, `mean`, `low`, `high` and `formula`. Where a line has
+    values of `formula`, these are drawn as the line, and `mean` as points. nan is left out, and so
+    are panels of `specs`, by the value of `col`, without rows. `titles` are labels of `hue`.
     """
     shown = [name for name in specs if (table[col] == name).any()]
     nrows = -(-len(shown) // 2)
@@ -383,14 +355,8 @@ def _style(look: Look) -> dict[str, Any]:
 
 
 def _open(color: str, marker: str) -> dict[str, Any]:
-    return {
-        "marker": marker,
-        "markeredgecolor": color,
-        "markerfacecolor": "white",
-        "markeredgewidth": 1.5,
-        "markersize": 7.5,
-        "linestyle": "none",
-    }
+    mark = {"marker": marker, "mec": color, "mfc": "white", "mew": 1.5, "ms": 7.5}
+    return {**mark, "linestyle": "none"}
 
 
 @contextlib.contextmanager

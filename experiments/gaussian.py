@@ -122,13 +122,8 @@ def noise_label(protocol: str, level: float) -> str:
 def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
     """Means and intervals for `figures.facets`, one row per method, panel and level.
 
-    Args:
-        scores: From `by_method`.
-        constants: Score of the majority baseline, by task.
-
-    Returns:
-        `tidy.summarize`'s table with `panel`, the label `noise` of the level (clean inputs in each
-        panel), the paper's score and the majority baseline's.
+    Returns `tidy.summarize`'s table of scores from `by_method` with `panel`, the label `noise` of
+    the level (clean inputs in each panel), the paper's score and the majority baseline's.
     """
     table = tidy.summarize(scores)
     table["paper"] = [
@@ -156,14 +151,9 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
 def differences(scores: pd.DataFrame, table: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Differences from a method, paired by seed: a row per task, method and panel.
 
-    Args:
-        scores: From `by_method`.
-        table: The `lines` of these scores.
-        baseline: The method subtracted from the others.
-
-    Returns:
-        `tidy.summarize`'s table of means over noise levels, with `panel`, "clean" first, and
-        `bold`, which is False where one of the two has not learned the task.
+    Returns `tidy.summarize`'s table of means over noise levels, with `panel`, "clean" first, and
+    `bold`, which is False where one of the two has not learned the task. `table` has the `lines` of
+    these scores.
     """
     places = ["corruption", "site", "protocol"]
     panel = table[table.level > 0].drop_duplicates(places).set_index(places).panel.to_dict()
@@ -194,60 +184,33 @@ def page(folder: Path) -> report.Page:
         table = tidy.widened(table, tidy.sampling_error(table["mean"], sizes))
     kept = informative(scores, constant)
     kept = kept if (kept.level > 0).any() else scores
-    pictures, tables = {}, []
-    if noisy and len(methods) <= MOST_LINES:
-        pictures["scores"] = report.facets(
-            "Score against noise",
-            table,
-            x="noise",
-            col="panel",
-            row="task",
-            titles=named,
-            xlabel="noise level",
-        )
-    elif noisy:
-        gaps = _lined(differences(kept, table, methods[0]), named)
-        pictures["differences"] = report.forest(
-            f"Score minus {named[methods[0]]}, mean over levels",
-            gaps[gaps.panel != "clean"],
-            label="line",
-            col="panel",
-            titles=named,
-        )
-    else:
-        above = _lined(table.drop(columns=["paper", "constant"]), named)
-        for end in ("mean", "low", "high"):
-            above[end] -= table.constant
-        pictures["scores"] = report.forest(
-            "Score minus the majority baseline", above, label="line", titles=named
-        )
-    for panel in table.panel.unique()[:1] if noisy else [""]:
-        rows = table[table.panel == panel]
-        lined = _lined(rows, named)
-        cells = {(row.line, row.noise): report.bracketed(row) for _, row in lined.iterrows()}
-        heads = list(dict.fromkeys(rows.sort_values("level", kind="stable").noise))
-        names = list(dict.fromkeys(line for line, _ in cells))
-        body = [[name, *(cells.get((name, head), "–") for head in heads)] for name in names]
-        caption = f"Scores: {panel}" if panel else "Scores"
-        tables.append(report.Table(["", *heads], body, caption.replace("\n", " ")))
+    of_panel = {"label": "line", "titles": named}
+    axes = {"x": "noise", "titles": named, "xlabel": "noise level"}
+    gaps = pd.DataFrame()
     if len(methods) > 1:
         gaps = _lined(differences(kept, table, methods[0]), named)
-        caption = f"Score minus {named[methods[0]]}, mean over levels"
-        tables.append(report.pivot(gaps, index="line", columns="panel", caption=caption))
+    minus = f"Score minus {named[methods[0]]}, mean over levels"
+    if noisy and len(methods) <= MOST_LINES:
+        picture = report.facets("Score against noise", table, col="panel", row="task", **axes)
+    elif noisy:
+        picture = report.forest(minus, gaps[gaps.panel != "clean"], col="panel", **of_panel)
+    else:
+        above = _lined(table.drop(columns=["paper", "constant"]), named)
+        ends = ["mean", "low", "high"]
+        above[ends] = above[ends].sub(table.constant, axis=0)
+        picture = report.forest("Score minus the majority baseline", above, **of_panel)
+    panel = table.panel.iloc[0] if noisy else ""
+    rows = _lined(table[table.panel == panel], named).sort_values("level", kind="stable")
+    caption = f"Scores: {panel}" if panel else "Scores"
+    tables = [report.grid(rows, "line", "noise", caption.replace("\n", " "), cell=report.bracketed)]
+    if len(gaps):
+        tables.append(report.grid(gaps, "line", "panel", minus))
+    menus = {"task": "Task", "panel": "Noise"}
     return report.Page(
         title=f"{', '.join(named[task] for task in tasks)}: scores of {len(methods)} methods",
-        pictures=pictures,
+        pictures={"differences" if noisy and len(methods) > MOST_LINES else "scores": picture},
         tables=tables,
-        explorer=report.Explorer(
-            table,
-            x="noise",
-            hue="model",
-            menus={"task": "Task", "panel": "Noise"},
-            titles=named,
-            xlabel="noise level",
-        )
-        if noisy
-        else None,
+        explorer=report.Explorer(table, hue="model", menus=menus, **axes) if noisy else None,
     )
 
 

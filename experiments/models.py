@@ -35,43 +35,28 @@ AUGMENTED_SNR_DB = (-16.0, 0.0)
 class Variant:
     """A model and its training objective.
 
-    Attributes:
-        title: Name in tables and figures.
-        kind: Its builder: `hopfax.nn.tinybert`, `robertha`, `universal_bert` or, for "pretrained",
-            `text_classifier`.
-        options: Arguments of the builder, and for Robertha fields of its `Preset`.
-        preset: Version of Robertha: `hopfax`, `paper`, `algorithm` or `released`.
-        entropy: Entropy of its ESR; None for no ESR.
-        esr_weight: Weight of ESR in the loss.
-        esr_target: Target entropy of ESR, in [0, 1].
-        training: Perturbation of the training rows. `noise-memory` adds the noise of `noise-range`
-            to a model with memory, whose prior is not trained.
-        radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
-        weight_decay: AdamW's weight decay.
-        learning_rate: Peak rate of runs with `--pretrained` and without `--learning-rate`; see the
-            suite `learning-rates`.
-        fixed_rate: Peak rate that replaces `--learning-rate`, if set.
-        precision: Floating-point type of the blocks.
-        loud: Whether tokens that tell the classes apart are louder when the model is tested, see
-            `cells.with_loud_tokens`.
-        paper: Name of its row in the paper's tables, if it has one.
+    `hopfax.nn.tinybert`, `robertha`, `universal_bert` or, for "pretrained", `text_classifier`
+    builds it. `noise-memory` adds the noise of `noise-range` to a model with memory, whose prior is
+    not trained. Loud models are those of `cells.with_loud_tokens`, louder only in the test.
     """
 
-    title: str
+    title: str  # in tables and figures
     kind: Literal["tinybert", "robertha", "universal", "pretrained"]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    preset: str = "hopfax"
-    entropy: Literal["shannon", "renyi2"] | None = None
-    esr_weight: float = 0.05
-    esr_target: float = 0.35
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the builder or Robertha's preset
+    preset: str = "hopfax"  # version of Robertha: or `paper`, `algorithm` or `released`
+    entropy: Literal["shannon", "renyi2"] | None = None  # of its ESR; None for no ESR
+    esr_weight: float = 0.05  # in the loss
+    esr_target: float = 0.35  # entropy, in [0, 1]
+    # Perturbation of the training rows.
     training: Literal["clean", "noise", "noise-range", "noise-memory", "pgd", "freelb"] = "clean"
-    radius: float = ADVERSARIAL_RADIUS
-    weight_decay: float = WEIGHT_DECAY
+    radius: float = ADVERSARIAL_RADIUS  # L2 norm of FreeLB's and PGD's perturbation of a text
+    weight_decay: float = WEIGHT_DECAY  # AdamW's
+    # With `--pretrained` and without `--learning-rate`; see the suite `learning-rates`.
     learning_rate: float = FINE_TUNING_RATE
-    fixed_rate: float | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    fixed_rate: float | None = None  # replaces `--learning-rate`, if set
+    precision: Literal["float32", "bfloat16"] = "float32"  # of the blocks
     loud: bool = False
-    paper: str | None = None
+    paper: str | None = None  # its row in the paper's tables, if it has one
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""

@@ -64,36 +64,24 @@ forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.
 class Explorer:
     """Data for the page's interactive chart: lines over x for each hue, chosen by menus.
 
-    Attributes:
-        table: Rows with the columns below and `mean`, `low`, `high`, `num_seeds`; optionally
-            `paper` and `constant`, the score of the majority baseline.
-        x: Column of the horizontal axis, in order.
-        hue: Column of the lines.
-        menus: Columns that menus choose a value of, and their labels.
-        titles: What to print for values.
-        xlabel: What x is, such as "noise level".
+    The table has the columns below and `mean`, `low`, `high`, `num_seeds`; optionally `paper` and
+    `constant`, the score of the majority baseline.
     """
 
     table: pd.DataFrame
     x: str
     hue: str
-    menus: Mapping[str, str]
-    titles: Mapping[str, str] = field(default_factory=dict)
+    menus: Mapping[str, str]  # columns that menus choose a value of, and their labels
+    titles: Mapping[str, str] = field(default_factory=dict)  # what to print for values
     xlabel: str = "level"
 
 
 @dataclass(frozen=True)
 class Page:
-    """Contents of a page, in order.
-
-    Attributes:
-        title: What was measured.
-        pictures: Pictures by the stem of their files, the most important first.
-        tables: Tables.
-        explorer: Data of the interactive chart.
-    """
+    """Contents of a page, in order."""
 
     title: str
+    # By the stem of their files, the most important first.
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     tables: Sequence[Table] = ()
     explorer: Explorer | None = None
@@ -200,22 +188,18 @@ def plain_interval(row: Mapping[str, Any] | pd.Series) -> str:
     return with_interval(row).replace("**", "")
 
 
-def pivot(
-    table: pd.DataFrame,
-    *,
-    index: str,
-    columns: str,
-    titles: Mapping[Any, str] | None = None,
-    caption: str = "",
-) -> Table:
-    """Differences with intervals as a table, one line per `index` value, in the frame's order."""
-    names, heads = titles or {}, list(table[columns].unique())
-    cells = {(row[index], row[columns]): with_interval(row) for _, row in table.iterrows()}
+def grid(
+    table: pd.DataFrame, line: str, head: str, caption: str, *,
+    cell: Callable[[Any], str] = with_interval, titles: Mapping[Any, str] | None = None,
+) -> Table:  # fmt: skip
+    """Returns one line per value of `line` and one column per value of `head`, in their order."""
+    heads, names = table[head].unique(), titles or {}
+    cells = {(row[line], row[head]): cell(row) for _, row in table.iterrows()}
     lines = [
-        [str(names.get(name, name)), *(cells.get((name, head), "–") for head in heads)]
-        for name in table[index].unique()
+        [_one_line(names.get(each, each)), *(cells.get((each, other), "–") for other in heads)]
+        for each in table[line].unique()
     ]
-    return Table(["", *(_one_line(names.get(head, head)) for head in heads)], lines, caption)
+    return Table(["", *(_one_line(names.get(each, each)) for each in heads)], lines, caption)
 
 
 def joined(names: Iterable[str]) -> str:

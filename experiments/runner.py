@@ -31,16 +31,9 @@ from experiments.models import Variant, build
 from experiments.rundir import open_run, read_config, write_whole
 from experiments.settings import Flags
 from hopfax.cpu import usable_cores
-from hopfax.data import (
-    Encoded,
-    TaskData,
-    evenly_spaced,
-    from_rows,
-    load_task,
-    read_table,
-    read_tokenizer,
-    task,
-)
+from hopfax.data import Encoded, TaskData, evenly_spaced, from_rows, load_task, read_table
+from hopfax.data.tasks import task
+from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.train import interrupt
 from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
@@ -52,17 +45,14 @@ Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
 class Job(NamedTuple):
     """A unit of a run, such as a model to train and test.
 
-    Attributes:
-        title: Its name in the progress line.
-        measure: `measure(on_progress)` returns rows by the stem of their CSV file, such as
-            "results". `on_progress(share, **shown)` takes the share done, in [0, 1]. A
-            BlockingIOError says that another process works on it.
-        cell: Its folder in `runs/cells/`, if it has one.
+    `measure(on_progress)` returns rows by the stem of their CSV file, such as "results".
+    `on_progress(share, **shown)` takes the share done, in [0, 1]. A BlockingIOError says that
+    another process works on it.
     """
 
-    title: str
+    title: str  # in the progress line
     measure: Callable[[Callable[..., None]], Mapping[str, Rows]]
-    cell: str = ""
+    cell: str = ""  # its folder in `runs/cells/`, if it has one
 
 
 def fill(
@@ -73,14 +63,9 @@ def fill(
     *,
     plan: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Measures all jobs, then writes the page; returns the run's folder.
+    """Measures all jobs in order, then writes the page; returns the run's folder.
 
-    Args:
-        name: The command's name.
-        config: Its configuration, a dataclass with the field `runs`.
-        jobs: What to measure, in the order of the rows.
-        page: Makes the page of the run's folder.
-        plan: What the configuration resolves to, see `rundir.open_run`.
+    `config` and `plan` are those of `rundir.open_run`; `page` makes the page of the folder.
 
     Raises:
         BlockingIOError: Other processes work on all remaining jobs.
@@ -211,28 +196,6 @@ class Trial(NamedTuple):
     denoisers: Sequence[str] = ("none",)
 
 
-def jobs(config: Flags, trials: Sequence[Trial]) -> list[Job]:
-    """Returns the jobs of trials, whose rows are those of `conditions.rows`.
-
-    Args:
-        config: From `settings.resolved`.
-        trials: What to train and test. Every model is built once, so that wrong flags fail here.
-    """
-    data = {name: load(config, name) for name in dict.fromkeys(trial.task for trial in trials)}
-    check(trials, data)
-    for rows in data.values():
-        if rows.is_partial:
-            count = f"{len(rows.train.labels):,}"
-            print(f"{rows.spec.title}: {count} training rows, fewer than the original")
-
-    def job(trial: Trial) -> Job:
-        rows = data[trial.task]
-        title = f"{rows.spec.title}, {trial.variant.title}"
-        return Job(title, partial(measure, config, trial, rows), spec_of(config, trial, rows).id)
-
-    return [job(trial) for trial in trials]
-
-
 def measure(
     config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None]
 ) -> Mapping[str, Rows]:
@@ -246,6 +209,26 @@ def measure(
         results += conditions.rows(tested[denoiser], condition, model=trial.model)
         on_progress(TRAINING + (1 - TRAINING) * count / len(tests))
     return {"results": results}
+
+
+def jobs(
+    config: Flags, trials: Sequence[Trial], measure: Callable[..., Mapping[str, Rows]] = measure,
+    data: Mapping[str, TaskData] | None = None,
+) -> list[Job]:  # fmt: skip
+    """Returns the jobs of trials; see `check`. `data` are their tasks' rows, if loaded."""
+    data = data or {each: load(config, each) for each in dict.fromkeys(t.task for t in trials)}
+    check(trials, data)
+    for rows in data.values():
+        if rows.is_partial:
+            count = f"{len(rows.train.labels):,}"
+            print(f"{rows.spec.title}: {count} training rows, fewer than the original")
+
+    def job(trial: Trial) -> Job:
+        rows = data[trial.task]
+        title = f"{rows.spec.title}, {trial.variant.title}"
+        return Job(title, partial(measure, config, trial, rows), spec_of(config, trial, rows).id)
+
+    return [job(trial) for trial in trials]
 
 
 def start_seconds(trial: Trial) -> float:
@@ -355,11 +338,8 @@ def open_cell(
 def open_trained(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cell, Flags]:
     """Returns a trained model of a run without a denoiser, and the run's flags.
 
-    Args:
-        run: Folder of a run that trains encoders, such as `runs/robustness/ID`. Its data must
-            still be where its command found them.
-        model: One of its models; None for the only one.
-        task: One of its tasks; None for the only one.
+    `run` is the folder of a run that trains encoders, such as `runs/robustness/ID`; its data must
+    still be where its command found them. `model` and `task` may be None for the only one.
 
     Raises:
         ValueError, FileNotFoundError: The run has no such model, or it is not trained.

@@ -178,7 +178,7 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            pipeline.grid(scores.assign(radius=scores.level.map("{:g}".format)), "radius", "model",
+            report.grid(scores.assign(radius=scores.level.map("{:g}".format)), "radius", "model",
                           "Score under the strongest attack, by radius",
                           cell=report.bracketed, titles=LINES)
         ],

@@ -308,29 +308,3 @@ def means(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def decibels(value: float) -> str:
     """Formats an SNR, such as "−8.0 dB"; "none" for nan."""
     return f"{report.signed(value)} dB" if value == value else "none"
-
-
-def grid(
-    table: pd.DataFrame,
-    index: str,
-    columns: str,
-    caption: str,
-    *,
-    cell: Callable[[Any], str] = lambda row: report.number(row["mean"]),
-    titles: Mapping[Any, str] = TITLES,
-) -> report.Table:
-    """Returns one line per value of `index` and one column per value of `columns`, in order.
-
-    Numbers in the head or the first column are signal-to-noise ratios.
-    """
-
-    def named(value: Any) -> str:
-        return titles.get(value, value) if isinstance(value, str) else decibels(value)
-
-    cells = {(row[index], row[columns]): cell(row) for _, row in table.iterrows()}
-    heads = list(table[columns].unique())
-    lines = [
-        [named(line), *(cells.get((line, head), "–") for head in heads)]
-        for line in table[index].unique()
-    ]
-    return report.Table(["", *map(named, heads)], lines, caption)

@@ -141,10 +141,12 @@ def page(folder: Path) -> Page:
     """Returns the page of a run."""
     frame = tidy.read(folder).sort_values("snr_db", ascending=False, kind="stable")
     rates = tidy.select(frame, group="all")
-    lines = rates.model.map(TITLES) + rates.metric.map(
-        {"recovered": "", "predicted": ", predicted"}
+    predicted = rates.metric.map({"recovered": "", "predicted": ", predicted"})
+    rates = rates.assign(
+        line=rates.model.replace(TITLES) + predicted,
+        mean=rates.score,
+        snr=rates.snr_db.map(pipeline.decibels),
     )
-    rates = rates.assign(line=lines, mean=rates.score)
     return Page(
         title="Tokens recovered from noisy embeddings",
         pictures={
@@ -153,6 +155,5 @@ def page(folder: Path) -> Page:
                 xlabel=SNR, ylabel="tokens recovered, %",
             )
         },
-        tables=[pipeline.grid(rates, "line", "snr_db", "Tokens recovered, %",
-                              cell=report.bracketed)],
+        tables=[report.grid(rates, "line", "snr", "Tokens recovered, %", cell=report.bracketed)],
     )  # fmt: skip

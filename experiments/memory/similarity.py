@@ -119,7 +119,7 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            pipeline.grid(kept, "model", "column", f"Lowest SNR within {NEAR:g} point of clean",
-                          cell=lambda row: pipeline.decibels(row["mean"]))
+            report.grid(kept, "model", "column", f"Lowest SNR within {NEAR:g} point of clean",
+                        cell=lambda row: pipeline.decibels(row["mean"]), titles=TITLES)
         ],
     )  # fmt: skip

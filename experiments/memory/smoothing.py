@@ -278,7 +278,7 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            pipeline.grid(middle.assign(noise=noise), "model", "noise", titles=SYSTEMS,
+            report.grid(middle.assign(noise=noise), "model", "noise", titles=SYSTEMS,
                           caption="Radius certified for half the texts",
                           cell=lambda row: report.bracketed(row, 2))
         ],

@@ -35,12 +35,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from experiments import conditions, models, report, runner, tidy
 from experiments.cells import Cell
 from experiments.conditions import Gaussian
-from experiments.noise_stability import influence
 from experiments.report import Page
 from experiments.runner import Trial
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax import hopfield
-from hopfax.data import Encoded, bucket_boundaries, to_buckets
+from hopfax.data import Encoded, TaskData, bucket_boundaries, to_buckets
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.stability import LevelWeights, gaussian_pair, level_weights
 from hopfax.train.state import seed_keys
@@ -116,28 +115,21 @@ def run(config: Config) -> Path:
     data = {name: runner.load(config, name) for name in config.data.task}
     if wrong := [name for name, rows in data.items() if rows.spec.regression]:
         raise ValueError(f"task {wrong[0]} has scores, not classes with probabilities")
-    runner.check(trials, data)
-
-    def results(trial: Trial, on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
-        def training(share: float, **shown: Any) -> None:
-            on_progress(TRAINING * share, **shown)
-
-        cell = runner.open_cell(config, trial, data[trial.task], on_progress=training)
-        table = losses(cell, trial)
-        for share, measured in measure(cell, budget, config):
-            table += measured
-            on_progress(TRAINING + (1 - TRAINING) * share)
-        return {"results": pd.DataFrame(table).assign(task=trial.task, model=trial.model)}
-
-    jobs = [
-        runner.Job(
-            f"{data[trial.task].spec.title}, {trial.variant.title}",
-            partial(results, trial),
-            runner.spec_of(config, trial, data[trial.task]).id,
-        )
-        for trial in trials
-    ]
+    jobs = runner.jobs(config, trials, partial(results, budget), data)
     return runner.fill("encoder-stability", config, jobs, page)
+
+
+def results(
+    budget: Budget, config: Config, trial: Trial, data: TaskData, on_progress: Callable[..., None]
+) -> dict[str, pd.DataFrame]:
+    """Trains and measures the model of a trial, see `runner.Job`."""
+    training = lambda share, **shown: on_progress(TRAINING * share, **shown)  # noqa: E731
+    cell = runner.open_cell(config, trial, data, on_progress=training)
+    table = losses(cell, trial)
+    for share, measured in measure(cell, budget, config):
+        table += measured
+        on_progress(TRAINING + (1 - TRAINING) * share)
+    return {"results": pd.DataFrame(table).assign(task=trial.task, model=trial.model)}
 
 
 def losses(cell: Cell, trial: Trial) -> list[dict[str, Any]]:
@@ -352,9 +344,9 @@ def page(folder: Path) -> Page:
         rows[ends] *= factor
         parts.append(rows)
     shown = pd.concat(parts)
-    lines = shown.task + ", " + shown.model.map(titles) + ", " + shown.arm
+    shown["line"] = shown.task + ", " + shown.model.map(titles) + ", " + shown.arm
     caption = "Means over seeds, 95 % intervals"
-    table = influence.table(shown, lines, shown["head"], caption, digits=1)
+    table = report.grid(shown, "line", "head", caption, cell=report.bracketed)
     drawn = tidy.select(means, metric="correlation")
     drawn = drawn.assign(row=drawn.task + ", " + drawn.arm)
     for end in ("low", "high"):  # seeds agree exactly at the ends

@@ -334,22 +334,14 @@ def page(folder: Path) -> report.Page:
     )  # fmt: skip
     tenth = influential(frame).assign(part=f"positions with {INFLUENTIAL:.0%}")
     output = pd.concat([ratios(frame), juntas(frame), tenth])
-    parts = output.part.replace({"first": FIRST, "last": LAST})
+    output["line"] = output.corruption + ", " + output.weights
+    output["metric"] = output.part.replace({"first": FIRST, "last": LAST})
     states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
-    names = states.corruption + ", " + states.model + ", layer " + states.level.map("{:g}".format)
+    layers = ", layer " + states.level.map("{:g}".format)
+    states["line"] = states.corruption + ", " + states.model + layers
     tables = [
-        table(output, output.corruption + ", " + output.weights, parts, "Output"),
-        table(states, names, states.metric, "States of layers"),
+        report.grid(rows, "line", "metric", caption, cell=partial(report.bracketed, digits=2))
+        for caption, rows in {"Output": output, "States of layers": states}.items()
     ]
     title = "Influence of tokens by position"
     return report.Page(title, pictures={"influence": picture}, tables=tables)
-
-
-def table(
-    summary: pd.DataFrame, lines: pd.Series, heads: pd.Series, caption: str, digits: int = 2
-) -> report.Table:
-    """One cell for each row of a table as of `tidy.summarize`."""
-    texts = [report.bracketed(row, digits=digits) for _, row in summary.iterrows()]
-    cells = pd.Series(texts, pd.MultiIndex.from_arrays([lines, heads]))
-    grid = cells.unstack(fill_value="–", sort=False)
-    return report.Table(["", *map(str, grid)], [list(line) for line in grid.itertuples()], caption)

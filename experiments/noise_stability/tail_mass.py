@@ -272,6 +272,7 @@ def page(folder: Path) -> report.Page:
         pd.concat([flat.merge(lemma[["weights", "rho"]], on="weights"), lemma]), x="rho",
         hue="quantity", row="weights", xlabel="ρ", ylabel="share of the variance", least_range=0.1,
     )  # fmt: skip
-    table = influence.table(shown, shown.weights, shown.quantity, caption)
+    cell = partial(report.bracketed, digits=2)
+    table = report.grid(shown, "weights", "quantity", caption, cell=cell)
     title = "Bounds on the weight of high degree"
     return report.Page(title, pictures={"tail_mass": picture}, tables=[table])

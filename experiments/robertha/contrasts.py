@@ -50,14 +50,9 @@ def by_size(sizes: Iterable[str]) -> tuple[Contrast, ...]:
 
 
 def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataFrame:
-    """Returns the gain of each change, paired by seed.
+    """Returns the gain of each change that was measured, paired by seed, from `tidy.scores`.
 
-    Args:
-        scores: From `tidy.scores`.
-        contrasts: The changes; those that were not measured are left out.
-
-    Returns:
-        `change`, with the denoiser if there is one; task, site, protocol, level, seed, score.
+    Columns: `change`, with the denoiser if there is one; task, site, protocol, level, seed, score.
     """
     import pandas as pd
 
@@ -90,27 +85,12 @@ def page(folder: Path, contrasts: Sequence[Contrast]) -> Page:
     means["panel"] = means.protocol.replace({"": "clean", **gaussian.PROTOCOLS})
     means["change"] = means.change.where(means.site != "token", means.change + ", tokens")
     means = tidy.ordered(means, "panel", ["clean", *gaussian.PROTOCOLS.values()])
-    titles = gaussian.titles(means.task.unique())
-    tasks = list(means.task.unique())
-    return report.Page(
-        title=f"One change at a time: {', '.join(titles[task] for task in tasks)}",
-        pictures={
-            f"contrasts_{task}": report.forest(
-                f"{titles[task]}: points gained by each change",
-                means[(means.task == task) & (means.panel != "clean")],
-                label="change",
-                col="panel",
-                xlabel="points gained",
-            )
-            for task in tasks
-        },
-        tables=[
-            report.pivot(
-                means[means.task == task],
-                index="change",
-                columns="panel",
-                caption=f"{titles[task]}: points gained, mean over levels",
-            )
-            for task in tasks
-        ],
-    )
+    pictures, tables, titles = {}, [], gaussian.titles(means.task.unique())
+    for task, rows in means.groupby("task", sort=False):
+        noisy, title = rows[rows.panel != "clean"], f"{titles[str(task)]}: points gained"
+        pictures[f"contrasts_{task}"] = report.forest(
+            f"{title} by each change", noisy, label="change", col="panel", xlabel="points gained"
+        )
+        tables.append(report.grid(rows, "change", "panel", f"{title}, mean over levels"))
+    title = f"One change at a time: {', '.join(titles[task] for task in means.task.unique())}"
+    return report.Page(title, pictures=pictures, tables=tables)

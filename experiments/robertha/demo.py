@@ -62,13 +62,12 @@ class Demo(Noisy):
         style: dict[str, Any] = {"hue": "denoiser", "titles": TITLES}
         axes = {"xlabel": figures.SNR, "ylabel": "accuracy, %"}
         caption = "Accuracy by noise, 95 % bands"
-        cells = lines.assign(cell=lines.apply(report.bracketed, axis=1))
-        rows = cells.groupby("noise", sort=False).cell.apply(list)
-        head = ["SNR", *(TITLES[name] for name in lines.denoiser.unique())]
-        body = [[str(noise), *each] for noise, each in rows.items()]
         return report.Page(
             "Noise on token embeddings, and memory",
             pictures={"demo": report.facets(caption, lines, x="snr_db", **style, **axes)},
-            tables=[report.Table(head, body, "Accuracy")],
+            tables=[
+                report.grid(lines, "noise", "denoiser", "Accuracy", cell=report.bracketed,
+                            titles=TITLES)
+            ],
             explorer=report.Explorer(lines, x="noise", menus={"task": "Task"}, **style),
-        )
+        )  # fmt: skip

@@ -25,11 +25,9 @@ def drawn(*shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(sum(shape)), shape)
 
 
-def programs(
-    data_dir: str | None, *, make: Callable[[], tuple[Callable[..., Any], Any]]
-) -> dict[str, Program]:
+def programs(data_dir: str | None, *, make: Callable[[], tuple[Any, ...]]) -> dict[str, Program]:
     """The same call, outside jit and under it."""
-    fn, inputs = make()
+    fn, *inputs = make()
     under = jax.jit(fn)
     return {
         "outside jit": lambda: jax.block_until_ready(fn(*inputs)),
@@ -58,37 +56,26 @@ def attend(queries: jax.Array, keys: jax.Array) -> jax.Array:
     return hopfield.attend(queries, keys, keys, beta=8.0).values
 
 
-def layer() -> tuple[Callable[..., Any], Any]:
-    """Hopfield attention of four texts."""
-    module = nn.HopfieldAttention(64, rngs=nnx.Rngs(0))
-    return module.__call__, (drawn(4, 16, 64), jnp.ones((4, 16), bool))
-
-
-def model() -> tuple[Callable[..., Any], Any]:
+def model() -> tuple[Any, ...]:
     """A small Robertha on four texts."""
     robertha, ids = nn.robertha(1000, 2, width=64, ff_width=128), jnp.arange(64).reshape(4, 16)
-    return robertha.apply, (robertha.init(jax.random.key(0)), ids, ids >= 0)
+    return robertha.apply, robertha.init(jax.random.key(0)), ids, ids >= 0
 
 
-CALLS: dict[str, Callable[[], tuple[Callable[..., Any], Any]]] = {
-    "noise_stability": lambda: (
-        partial(stability.noise_stability, network, shape=(8,), rho=0.5, num_samples=1000),
-        (jax.random.key(0),),
+estimate = partial(stability.noise_stability, network, shape=(8,), rho=0.5, num_samples=1000)
+CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "noise_stability": lambda: (estimate, jax.random.key(0)),
+    "attend": lambda: (attend, drawn(32, 64), drawn(32, 64)),
+    "attend, gradient": lambda: (jax.grad(lambda x: jnp.sum(attend(x, x))), drawn(32, 64)),
+    "denoise": lambda: (hopfield.denoise, drawn(64), drawn(3000, 64)),
+    "HopfieldAttention": lambda: (
+        nn.HopfieldAttention(64, rngs=nnx.Rngs(0)).__call__, drawn(4, 16, 64),
+        jnp.ones((4, 16), bool),
     ),
-    "attend": lambda: (attend, (drawn(32, 64), drawn(32, 64))),
-    "attend, gradient": lambda: (
-        jax.grad(lambda keys: jnp.sum(attend(keys, keys))),
-        (drawn(32, 64),),
-    ),
-    "denoise": lambda: (hopfield.denoise, (drawn(64), drawn(3000, 64))),
-    "HopfieldAttention": layer,
     "robertha": model,
-    "fixed_point": lambda: (
-        lambda params: fixed_point(half, params, jnp.zeros(64)).value,
-        (drawn(64),),
-    ),
-    "retrieve": lambda: (retrieve, (drawn(64), drawn(32, 64))),
-    "recall": lambda: (nn.recall, (drawn(4, 16, 64), drawn(1000, 64))),
-    "esr_penalty": lambda: (hopfield.esr_penalty, (drawn(32, 64),)),
-}
+    "fixed_point": lambda: (lambda x: fixed_point(half, x, jnp.zeros(64)).value, drawn(64)),
+    "retrieve": lambda: (retrieve, drawn(64), drawn(32, 64)),
+    "recall": lambda: (nn.recall, drawn(4, 16, 64), drawn(1000, 64)),
+    "esr_penalty": lambda: (hopfield.esr_penalty, drawn(32, 64)),
+}  # fmt: skip
 SETTINGS = {name: partial(programs, make=make) for name, make in CALLS.items()}

@@ -53,21 +53,15 @@ def of_model(**stop: Any) -> Program:
 
 
 def against_torch(
-    data_dir: str | None,
-    *,
-    shape: tuple[int, ...],
-    max_steps: int,
-    gradient: bool,
-    adaptive: bool = False,
+    data_dir: str | None, *, shape: tuple[int, ...], adaptive: bool, **loop: Any
 ) -> dict[str, Program]:
-    """The programs on one shape."""
+    """The programs on one shape; `loop` is `max_steps` and `gradient`."""
     inputs = arrays(*shape)
-    stop: Any = {"tol": TOL, "mask": lengths(*shape)} if adaptive else {}
-    calls = {"hopfax": retrieval(inputs, max_steps=max_steps, gradient=gradient, **stop)}
+    loop |= {"tol": TOL, "mask": lengths(*shape)} if adaptive else {}
+    calls = {"hopfax": retrieval(inputs, **loop)}
     if peer := torch_peer():
         for name in ("loop", "fused"):
-            options = {"fused": name == "fused", **stop}
-            calls[f"PyTorch {name}"] = peer.retrieval(inputs, max_steps, gradient, **options)
+            calls[f"PyTorch {name}"] = peer.retrieval(inputs, fused=name == "fused", **loop)
     return {**calls}
 
 
@@ -107,32 +101,20 @@ def retrieval(
     return compiled(both if gradient else forward, key, value)
 
 
-SETTINGS = (
-    {
-        "latency of the heads": partial(latencies, make=of_heads),
-        "latency of the model": partial(latencies, make=of_model),
-    }
-    | {
-        f"{what}: {tokens} tokens, width {width}, batch {batch}, T {steps}": partial(
-            against_torch,
-            shape=(tokens, width, batch),
-            max_steps=steps,
-            gradient=what == "gradient",
+# Tokens, widths, batches and updates of the heads.
+SHAPES = {
+    "": ((32, 128, 512), (64, 128), (8, 64), (1, 10, 50)),
+    "adaptive ": ((32, 64, 128), (32, 64), (8, 32), (50,)),
+}
+SETTINGS = {
+    "latency of the heads": partial(latencies, make=of_heads),
+    "latency of the model": partial(latencies, make=of_model),
+}
+for kind, sizes in SHAPES.items():
+    for what, *shape, steps in product(("forward", "gradient"), *sizes):
+        tokens, width, batch = shape
+        title = f"{kind}{what}: {tokens} tokens, width {width}, batch {batch}"
+        loop: Any = {"max_steps": steps, "gradient": what == "gradient", "adaptive": bool(kind)}
+        SETTINGS[title if kind else f"{title}, T {steps}"] = partial(
+            against_torch, shape=tuple(shape), **loop
         )
-        for what, tokens, width, batch, steps in product(
-            ("forward", "gradient"), (32, 128, 512), (64, 128), (8, 64), (1, 10, 50)
-        )
-    }
-    | {
-        f"adaptive {what}: {tokens} tokens, width {width}, batch {batch}": partial(
-            against_torch,
-            shape=(tokens, width, batch),
-            max_steps=50,
-            gradient=what == "gradient",
-            adaptive=True,
-        )
-        for what, tokens, width, batch in product(
-            ("forward", "gradient"), (32, 64, 128), (32, 64), (8, 32)
-        )
-    }
-)
