@@ -138,9 +138,6 @@ STABILITY = {
     "noise_stability of a plain function": estimate(
         stability.noise_stability, plain, shape=(5,), rho=jnp.array([0.2, 0.5])
     ),
-    "noise_stability of bits": estimate(
-        stability.noise_stability, network, shape=(5,), rho=0.5, pair=stability.bit_pair
-    ),
     "noise_stability of your own pair": estimate(
         stability.noise_stability, plain, shape=(5,), rho=0.5, pair=own_pair
     ),

@@ -5,15 +5,7 @@ import tyro
 
 from experiments.robertha.suites import Hyperparameters, Typos
 from experiments.robertha.suites import Robustness as Config
-from experiments.settings import (
-    BUDGETS,
-    EMBEDDED_LAPTOP,
-    Data,
-    Encoders,
-    Noise,
-    Training,
-    resolved,
-)
+from experiments.settings import BUDGETS, EMBEDDED_LAPTOP, Data, Encoders, Noise, Training, resolved
 
 OWN = {"dev": "d.csv", "text": "review", "label": "stars"}
 
