@@ -1,33 +1,16 @@
 """Harness, command line, page and cases of the benchmarks; nothing is timed."""
 
-import contextlib
-import functools
 import types
 from unittest import mock
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 from experiments.benchmarks import harness, workloads
-from experiments.benchmarks.cases import cpu, noise, stability
+from experiments.benchmarks.cases import stability
 from experiments.pages.values import RESULTS
 from experiments.provenance import provenance
-from hopfax.data.batching import Bucket
-from hopfax.train import step
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    """Five short texts for a tiny model."""
-    sizes = {"width": 16, "num_layers": 1, "ff_width": 16, "num_heads": 2}
-    monkeypatch.setitem(workloads.SIZES, "base", sizes)
-    monkeypatch.setattr(workloads, "VOCAB_SIZE", 30)
-    lengths = np.array([[6], [3], [4], [2], [5]], np.int32)
-    ids = np.random.default_rng(0).integers(1, 30, (5, 1, 6), dtype=np.int32)
-    index = np.array([4, 0, 3, 1, 2], np.int32)
-    return Bucket(ids * (np.arange(6) < lengths[..., None]), lengths, index % 2, index)
 
 
 @pytest.fixture
@@ -112,15 +95,6 @@ def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, cap
     assert axes.lines[-1].get_xdata().tolist() == [2.0], "the logarithm of the ratio"
 
 
-def test_the_command_line_lists_cases_and_refuses_unknown_ones(capsys):
-    assert harness.main([]) == 0
-    listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == list(harness.CASES)
-    with pytest.raises(SystemExit):
-        harness.main(["retreival"])
-    assert "unknown case retreival" in capsys.readouterr().err
-
-
 def test_cases_declare_ratios_of_which_the_published_results_have_every_goal():
     frame = pd.read_csv(RESULTS / "data" / "speed.csv")
     assert set(frame) == {"run", *harness.COLUMNS}
@@ -132,50 +106,9 @@ def test_cases_declare_ratios_of_which_the_published_results_have_every_goal():
             assert not goal or ratio in set(published["name"]), (name, ratio)
 
 
-def test_synthetic_rows_have_the_stored_lengths():
-    padded = workloads.padded(None)
-    counts = np.loadtxt(workloads.LENGTHS, delimiter=",", skiprows=1, dtype=int)
-    lengths = np.unique(padded.lengths, return_counts=True)
-    np.testing.assert_array_equal(np.transpose(lengths), counts)
-    ids, mask = workloads.single_texts(padded, slice(1))
-    assert (ids[mask] > 0).all() and (ids[~mask] == 0).all()
-    assert workloads.padded(None, 16).ids.shape[0] == counts[counts[:, 0] <= 16, 1].sum()
-
-
-def test_a_mean_step_weighs_buckets_by_their_rows(bucket):
-    params = workloads.model_of("base").init(jax.random.key(0))
-    few = Bucket(*(field[:1] for field in bucket))
-    steps = workloads.mean_step([bucket, few], 3, params=params, esr_weight=0.0)
-    assert [weight for weight, _ in steps] == pytest.approx([5 / 6 / 3, 1 / 6 / 3])
-    assert [call().step.tolist() for _, call in steps] == [[3], [6]], "one state"
-
-
-def test_plain_passes_and_predictions_agree(bucket, monkeypatch):
-    monkeypatch.setattr(workloads, "buckets", lambda *_: [bucket])
-    monkeypatch.setattr(noise, "LEVELS", (0.5,))
-    monkeypatch.setattr(noise, "TOKENS", 12)
-    build = functools.partial(noise.tinybert, width=8, num_layers=1, ff_width=8)
-    calls = noise.programs(None, build=build, use_trained=False)
-    assert len(calls["noisy prediction"]) == len(calls["forward pass"]) == 2 * noise.DRAWS
-    outputs = [call() for _, call in calls["noisy prediction"]]
-    assert len({logits.tobytes() for logits in outputs}) == len(outputs), "another draw each"
-
-
 def test_the_closed_form_has_its_limits():
     hidden, readout = stability.network()
     mean = np.linalg.norm(hidden, axis=0) @ readout / (2 * np.pi) ** 0.5
     np.testing.assert_allclose(stability.exact_stability(0.0), mean**2, rtol=1e-6)
     mean, error = stability.estimator(20_000, rho=1.0)()
     assert abs(stability.exact_stability(1.0) - mean) < 5 * error < 0.05
-
-
-def test_optimizations_are_left_out_and_put_back(bucket, monkeypatch):
-    imported = step.fast_key
-    plain = {name: mock.Mock(side_effect=each) for name, each in cpu.LEFT_OUT.items()}
-    monkeypatch.setattr(cpu, "LEFT_OUT", plain)
-    with contextlib.ExitStack() as stack:
-        for name in plain:
-            cpu.leave_out(name, stack)
-        workloads.mean_step([bucket], 1)[0][1]()
-    assert all(each.called for each in plain.values())
-    assert step.fast_key is imported

@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.data.batching import Bucket
 from hopfax.nn import PRESETS, robertha
 from hopfax.train.objectives import Batch, classification
 
 torch = pytest.importorskip("torch", reason="the PyTorch peer is an optional extra: benchmarks")
 
 from experiments.benchmarks import torch_peer as peer  # noqa: E402
-from experiments.benchmarks import workloads  # noqa: E402
-from experiments.benchmarks.cases import evaluation, retrieval, stability, train_step  # noqa: E402
+from experiments.benchmarks.cases import retrieval, stability  # noqa: E402
 
 # Tighter than the default: the two gradients meet where the queries have converged.
 TOL = 1e-5
@@ -48,41 +46,6 @@ def test_losses_and_gradients_agree():
     scale = max(float(leaf.abs().max()) for leaf in jax.tree.leaves(expected))
     for leaf, wanted in zip(jax.tree.leaves(leaves), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf.grad, wanted, rtol=1e-3, atol=1e-4 * scale)
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """Three short texts for tiny models."""
-    sizes = {"width": 16, "num_layers": 1, "ff_width": 24, "num_heads": 2}
-    monkeypatch.setitem(workloads.SIZES, "base", sizes)
-    ids = np.random.default_rng(0).integers(1000, 2000, (3, 1, 8), dtype=np.int32)
-    lengths, labels = np.array([[8], [5], [6]], np.int32), np.array([0, 1, 0])
-    bucket = Bucket(ids * (np.arange(8) < lengths[..., None]), lengths, labels, np.arange(3))
-    monkeypatch.setattr(workloads, "padded", lambda _: bucket)
-    monkeypatch.setattr(workloads, "buckets", lambda _: [bucket])
-    workloads.fresh.cache_clear()
-    yield bucket
-    workloads.fresh.cache_clear()
-
-
-def test_both_train(tiny, monkeypatch):
-    monkeypatch.setattr(workloads, "LEARNING_RATE", 30.0)  # warm-up takes 6000 steps
-    calls = train_step.programs(None, size="base", steps=2)
-    assert [*calls] == ["hopfax padded", "hopfax in buckets", "hopfax 5 seeds", "PyTorch"]
-    for _, call in calls["hopfax padded"]:
-        call()
-    ((weight, run),) = calls["PyTorch"]
-    losses = run.func(20)
-    assert weight == 0.5 and len(losses) == 20
-    assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.parametrize("rows", ["initial weights", "trained weights"])
-def test_forward_passes_agree(tiny, monkeypatch, rows):
-    monkeypatch.setattr(evaluation, "MAX_LENGTH", 6)
-    monkeypatch.setattr(workloads, "trained", lambda _: workloads.fresh("base"))
-    calls = evaluation.programs(None, size="base", rows=rows, tol=1e-4, max_steps=50)
-    assert list(calls) == ["hopfax", "PyTorch"], "and their logits agree"
 
 
 @pytest.mark.parametrize(

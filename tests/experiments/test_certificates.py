@@ -115,21 +115,13 @@ def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batc
 
 
 def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
-    ids = [text[real] for text, real in zip(batch.ids, batch.mask, strict=True)]
-    texts = dict.fromkeys(certificates.TASKS, ids)
-    rows = certificates.certified(texts, reader.radius / batch.unit)
+    rows = certificates.under_noise(reader, batch, 10.0, 2)
+    texts = {name: [batch.ids[0][batch.mask[0]]] for name in certificates.TASKS}
+    rows += certificates.certified(texts, reader.radius / batch.unit)
     for radius in (0.1, 0.5):
         rows += certificates.attacked(reader, batch, radius, 2)
-    for db in (10.0, 0.0):
-        rows += certificates.under_noise(reader, batch, db, 2)
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
     frame.to_csv(tmp_path / "results.csv")
     page = certificates.page(tmp_path)
-    (table,) = page.tables
-    assert table.columns == [
-        "",
-        "no attack",
-        *(certificates.LINES[each] for each in certificates.SYSTEMS),
-    ]
-    assert [row[0] for row in table.rows] == ["0.1", "0.5"]
+    assert [row[0] for row in page.tables[0].rows] == ["0.1", "0.5"]
     assert len(page.pictures["certificates"].figure.axes) == 3

@@ -135,8 +135,3 @@ def test_a_suffix_changes_one_thing_that_flags_leave_alone(name, field, value):
     flags = {"beta": 1.0, "esr_target": 0.1, "esr_weight": 0.9} if "robertha" in name else {}
     changed = variant(name, **flags)
     assert getattr(changed, field) == value and changed.paper is None
-
-
-def test_a_size_sets_the_shape_of_the_encoder():
-    options = variant("robertha-mini", num_layers=9).options
-    assert (options["num_layers"], options["width"], options["num_heads"]) == (4, 256, 4)

@@ -19,6 +19,7 @@ from experiments import cells, conditions, gaussian, predict, report, rundir, ru
 from experiments.__main__ import earlier
 from experiments.models import VARIANTS, variant, with_flags
 from experiments.robertha import suites
+from experiments.robertha.demo import Demo
 from experiments.runner import Trial
 from experiments.settings import Data, Training, resolved
 from hopfax import Classifier
@@ -84,18 +85,21 @@ def test_each_pretrained_model_has_its_own_learning_rate(flags, cell):
         assert spec.learning_rate == expected
 
 
-def test_memory_tests_the_same_trained_model(cell):
+def test_memory_and_its_baselines_denoise_the_same_trained_model(cell):
     memory = cells.with_denoiser(cell, "memory")
-    probabilities = np.exp(memory.params["memory"]["log_prior"][0])
-    assert probabilities.argmax() in cell.data.train.ids[0]
-    noise = conditions.Gaussian(site="token", protocol="matched", level=0.3)
-    clean, noisy = (
-        [conditions.predictions(each, condition).logits for each in (cell, memory)]
-        for condition in (*CLEAN, noise)
+    assert np.exp(memory.params["memory"]["log_prior"][0]).argmax() in cell.data.train.ids[0]
+    noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
+    (plain, noisy), (clean, recalled) = (
+        [conditions.predictions(each, condition).logits for condition in (*CLEAN, noise)]
+        for each in (cell, memory)
     )
-    np.testing.assert_allclose(clean[1], clean[0], rtol=1e-4, atol=1e-5)
-    without, with_memory = np.abs(np.subtract(noisy, clean)).mean(axis=(1, 2, 3))
-    assert with_memory < 0.7 * without
+    np.testing.assert_allclose(clean, plain, rtol=1e-4, atol=1e-5)
+    baselines = (cells.with_denoiser(cell, name) for name in ("nearest", "linear"))
+    for logits in (recalled, *(conditions.predictions(each, noise).logits for each in baselines)):
+        assert np.abs(logits - plain).mean() < 0.9 * np.abs(noisy - plain).mean()
+    inner = trial(tests=[replace(noise, site="embedding")], denoisers=("none", "linear"))
+    with pytest.raises(ValueError, match="--denoiser linear requires --sites token"):
+        runner.check([inner], {"sentiment": cell.data})
 
 
 def test_an_attack_on_a_model_with_memory_follows_the_gradient_without_it(cell):
@@ -107,17 +111,6 @@ def test_an_attack_on_a_model_with_memory_follows_the_gradient_without_it(cell):
     )
     assert np.abs(plain.gradient).max() > 1e-6
     np.testing.assert_array_equal(defended.gradient, plain.gradient)
-
-
-def test_baselines_of_memory_denoise_the_token_vectors(cell):
-    noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
-    plain, noisy = (conditions.predictions(cell, each).logits for each in (*CLEAN, noise))
-    for name in ("nearest", "linear"):
-        logits = conditions.predictions(cells.with_denoiser(cell, name), noise).logits
-        assert np.abs(logits - plain).mean() < 0.9 * np.abs(noisy - plain).mean()
-    inner = trial(tests=[replace(noise, site="embedding")], denoisers=("none", "linear"))
-    with pytest.raises(ValueError, match="--denoiser linear requires --sites token"):
-        runner.check([inner], {"sentiment": cell.data})
 
 
 def test_baselines_of_memory_are_the_nearest_vector_and_the_best_linear_estimate(rng):
@@ -262,12 +255,9 @@ def test_padded_lengths_are_those_of_the_training_rows(cell):
     assert train[0].ids.shape[-1] == 128
 
 
-def test_a_condition_is_predicted_once(cell, monkeypatch):
+def test_a_condition_is_predicted_and_scored_by_seed(cell):
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
     predicted = conditions.predictions(cell, noise)
-    monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
-    for one, other in zip(predicted, conditions.predictions(cell, noise), strict=True):
-        np.testing.assert_array_equal(one, other)
     # Seeds meet noise of their own, of the same strength.
     assert len(set(np.round(predicted.snr_db, 6))) == 3
     np.testing.assert_allclose(predicted.snr_db, 0, atol=0.2)
@@ -424,20 +414,12 @@ def test_predictions_of_what_a_run_lacks_are_errors(flags, cell, capsys, words, 
 
 
 def test_an_evaluation_set_has_the_labels_of_its_task(tmp_path):
-    rows = [("first", "new", 1), ("one", "other", 0), ("new", "second", 0)]
-    lines = [f"{n}\t{a}\t{b}\t{label}\n" for n, (a, b, label) in enumerate(rows)]
-    (tmp_path / "labeled_final").mkdir()
-    path = tmp_path / "labeled_final" / "test.tsv"
-    path.write_text("".join(["id\tsentence1\tsentence2\tlabel\n", *lines]))
+    (tmp_path / "test.tsv").write_text("id\tsentence1\tsentence2\tlabel\n1\ta\tb\t1\n2\ta\tc\t0\n")
     paws = conditions.EvaluationSet(name="paws", data_dir=str(tmp_path))
-    cell, other = (
-        SimpleNamespace(data=SimpleNamespace(spec=spec))
-        for spec in (task("paraphrase"), replace(task("mrpc"), labels=("1", "0")))
-    )
-    assert paws.columns(cell)["task"] == "paws:paraphrase"
-    assert [row.label for row in paws.rows(cell)] == [1, 0, 0]
-    assert [row.label for row in paws.rows(other)] == [0, 1, 1]
-    assert len(replace(paws, num_rows=2).rows(cell)) == 2
+    cell = SimpleNamespace(data=SimpleNamespace(spec=replace(task("mrpc"), labels=("1", "0"))))
+    assert paws.columns(cell)["task"] == "paws:mrpc"
+    assert [row.label for row in paws.rows(cell)] == [0, 1]
+    assert len(replace(paws, num_rows=1).rows(cell)) == 1
 
 
 def test_capacity_leaves_out_padding():
@@ -468,8 +450,14 @@ def test_a_search_scores_every_rate_on_the_rows_that_training_selects_on(tmp_pat
     assert len(stored) == 2
 
 
-def test_a_suite_of_contrasts_makes_a_page(tmp_path):
-    flags = config(tmp_path, epochs=1)
-    few = {"data": flags.data, "training": flags.training}
-    folder = suites.Attribution(budget="smoke", runs=flags.runs, **few).run()
-    assert (folder / "report.html").exists() and (folder / "contrasts_sentiment.png").exists()
+def test_the_demo_scores_noise_without_and_with_memory(tmp_path):
+    flags, default = config(tmp_path, epochs=1), Demo(runs=str(tmp_path))
+    noise = replace(default.noise, levels=(0.5, 4.0))
+    demo = replace(default, data=flags.data, training=flags.training, noise=noise)
+    folder = demo.run()
+    measured = tidy.scores(tidy.read(folder))
+    measured = measured[measured.level > 0]
+    conditions = {(row.denoiser, round(row.snr_db)) for row in measured.itertuples()}
+    assert conditions == {(name, snr_db) for name in ("none", "memory") for snr_db in (6, -12)}
+    assert {path.name for path in folder.iterdir()} >= {"results.csv", "demo.png", "report.html"}
+    assert [row[0] for row in demo.page(folder).tables[0].rows] == ["+6 dB", "−12 dB"]

@@ -1,4 +1,4 @@
-"""The experiment `memory`, and the pipeline of the experiments on memory."""
+"""The experiments `memory` and `memory-recovery`, and the pipeline they share."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.memory import pipeline, similarity
+from experiments.memory import pipeline, recovery, similarity
 
 MODEL: Any = SimpleNamespace(forward=lambda x, mask: SimpleNamespace(output=np.asarray(x) + 1))
 
@@ -98,8 +98,34 @@ def test_the_page_shows_the_lowest_snr_that_keeps_the_score(tmp_path):
             rows.append({**at, "metric": "score", "score": score, "low": 40.0, "high": 90.0})
     pd.DataFrame(rows).assign(task="stsb", seed=0, limit=-14.0).to_csv(tmp_path / "results.csv")
     (kept,) = similarity.page(tmp_path).tables
-    titles = ("none", "linear", "memory")
-    assert kept.rows == [
-        [pipeline.TITLES[name], end]
-        for name, end in zip(titles, ("0.0 dB", "none", "−10.0 dB"), strict=True)
-    ]
+    assert [end for _, end in kept.rows] == ["0.0 dB", "none", "−10.0 dB"]
+
+
+def test_shares_are_means_over_tokens_and_intervals_resample_rows():
+    got = recovery.share(np.array([1, 0, 1, 0.5]), np.array([0, 0, 1, 1]))
+    assert got["score"] == pytest.approx(100 * 2.5 / 4)
+    # Only the two rows can be drawn: means 1/2 and 3/4.
+    assert (got["low"], got["high"]) == pytest.approx((50, 75))
+
+
+def test_a_run_measures_predicts_and_renders(tmp_path, rng):
+    table = rng.normal(size=(24, 12)).astype("f")
+    prior = np.log(rng.dirichlet(np.ones(24))).astype("f")
+    ids = rng.choice(24, 2000, p=np.exp(prior) / np.exp(prior).sum())
+    decode, row, rows = pipeline.denoiser(table, prior), np.arange(2000) // 100, []
+    for db in (0.0, -12.0):
+        rows += recovery.measure(ids, row, table, prior, decode, 2, db)
+    rows += recovery.limits(table, prior)
+    white, colored = (row["score"] for row in rows[-2:])
+    assert white < colored < white + 3
+    frame = pd.DataFrame(rows)
+    frame = frame.assign(task="mrpc", corruption="gaussian", site="token", seed=0)
+    frame.to_csv(tmp_path / "results.csv")
+    at = frame[frame.snr_db == 0].set_index(["model", "metric"]).score
+    for reader in ("nearest", "memory"):
+        assert at[reader, "predicted"] == pytest.approx(at[reader, "recovered"], abs=8)
+    assert at["memory", "recovered"] > at["nearest", "recovered"]
+    page = recovery.page(tmp_path)
+    (rates,) = page.tables
+    assert rates.rows[0][1].startswith(f"{at['nearest', 'recovered']:.1f} [")
+    assert "recovery" in page.pictures

@@ -4,13 +4,12 @@ import itertools
 
 import pandas as pd
 import pytest
-import tyro
 
 from experiments import gaussian, report, tidy
 from experiments.models import variant
 from experiments.robertha import contrasts
 from experiments.robertha.contrasts import Contrast
-from experiments.robertha.suites import SUITES, Typos
+from experiments.robertha.suites import SUITES
 
 SHARED = {"task": "sst2", "corruption": "none", "level": 0.0, "site": "", "protocol": ""}
 
@@ -91,16 +90,9 @@ def test_a_suffix_that_changes_nothing_is_refused(name, message):
 
 
 def test_suffixes_add_up():
-    both = variant("robertha-mini-rate-1e-4", beta=3.0)
-    assert (both.options["width"], both.options["beta"], both.fixed_rate) == (256, 3.0, 1e-4)
+    both = variant("robertha-mini-rate-1e-4", beta=3.0, num_layers=9)
+    assert both.fixed_rate == 1e-4 and both.options["beta"] == 3.0
+    shape = [both.options[name] for name in ("num_layers", "width", "num_heads")]
+    assert shape == [4, 256, 4]
     names = SUITES["learning-rates"](model=("pretrained",), learning_rates=(1e-4, 0.03, 1.5e-5))
     assert [*names.names()] == [f"pretrained-rate-{rate}" for rate in ("1e-4", "3e-2", "1.5e-05")]
-
-
-def test_a_smoke_run_keeps_the_models_that_were_named():
-    def names(*flags):
-        words = ["--budget", "smoke", *flags]
-        return tyro.cli(Typos, args=words, config=(tyro.conf.OmitArgPrefixes,)).names()
-
-    assert names() == ("tinybert",)
-    assert names("--model", "tinybert", "robertha") == ("tinybert", "robertha")

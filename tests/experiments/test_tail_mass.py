@@ -1,7 +1,5 @@
 """Bounds on weight of high degree: the function of bits, unbiased estimates, the page."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,17 +127,6 @@ def test_the_page_has_the_best_bound_of_each_case(tmp_path, frame):
     report.write_results(tmp_path, frame)
     page = tail_mass.page(tmp_path)
     (table,) = page.tables
-    assert [line[0] for line in table.rows] == ["trained", "random"]
     best = tail_mass.bounds(frame).query("quantity == @tail_mass.LEMMA")["mean"].min()
     assert table.rows[0][-1].startswith(f"{best:.2f}")
     assert page.pictures["tail_mass"].figure.axes
-
-
-def test_bad_flags_are_errors(tmp_path):
-    flags: dict[str, Any] = {"pretrained": str(tmp_path), "data_dir": str(tmp_path)}
-    for wrong, message in (
-        ({}, "set --pretrained and --data-dir"),
-        (flags | {"num_draws": 2}, "num-draws must be >= 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            tail_mass.run(tail_mass.Config(**wrong))

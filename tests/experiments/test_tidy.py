@@ -51,18 +51,13 @@ def test_averages_over_different_tasks_are_not_compared():
     assert list(tidy.average(tidy.scores(shared), "task").score) == [70.0]
 
 
-def test_differences_pair_seeds_and_leave_out_the_unpaired():
-    measured = frame([*rows("a", [60.0, 62.0, 64.0]), *rows("b", [50.0, 51.0])])
-    result = tidy.difference(tidy.scores(measured), model="b")
-    assert list(result.model) == ["a", "a"]
-    assert list(result.score) == [10.0, 11.0]
-
-
-def test_a_baseline_may_differ_in_the_site():
+def test_differences_pair_seeds_and_a_baseline_may_differ_in_the_site():
     inner = NOISY | {"site": "embedding"}
-    measured = frame(rows("a", [80.0], **inner) + rows("b", [50.0], **NOISY))
+    baseline = rows("b", [50.0, 51.0], **NOISY)
+    measured = frame([*rows("a", [80.0, 82.0, 84.0], **inner), *baseline])  # one is unpaired
     result = tidy.difference(tidy.scores(measured), model="b", site="token")
-    assert result[["model", "site", "score"]].values.tolist() == [["a", "embedding", 30.0]]
+    columns = result[["model", "site", "score"]].values.tolist()
+    assert columns == [["a", "embedding", 30.0], ["a", "embedding", 31.0]]
 
 
 def test_means_over_levels_keep_only_complete_seeds():

@@ -138,3 +138,15 @@ def test_each_token_may_have_its_own_ratio(signal):
     noise = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=sigma)
     unit = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=1.0)
     np.testing.assert_allclose(noise, sigma[:, None] * unit, rtol=1e-6)
+
+
+def test_eq_6_of_the_paper_leaves_out_the_dimension():
+    width, sigma = 768, 0.5
+    signal = jnp.ones((200, width))
+    noise = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=sigma)
+    norms = jnp.linalg.norm(noise, axis=-1)
+    np.testing.assert_allclose(norms.mean(), sigma * width**0.5, rtol=0.01)
+    as_printed = 10 * np.log10(float(jnp.sum(signal[0] ** 2)) / sigma**2)
+    below = as_printed - hopfield.snr_db(signal, noise)
+    np.testing.assert_allclose(below, 10 * np.log10(width), atol=0.1)
+    assert round(float(below)) == 29

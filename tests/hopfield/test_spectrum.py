@@ -198,3 +198,16 @@ def test_rounding_does_not_take_the_entropy_out_of_its_range(rng):
     lines = rng.normal(size=(100, 9, 1)) * rng.normal(size=(100, 1, 4))
     measured = dict(zip(NAMES, jax.vmap(measure)(jnp.asarray(lines)).T, strict=True))
     assert all((np.abs(measured[name] - 5e-6) <= 5e-6).all() for name in ENTROPIES)
+
+
+def test_eq_11_does_not_give_the_effective_ranks_of_the_papers_tables():
+    # MRPC, clean (Table 28): entropy 0.351 at width 128, effective rank printed as 1.94.
+    width, entropy, printed = 128, 0.351, 1.94
+    # The same on keys of that entropy: one direction above a faint even rest.
+    share = 0.76177
+    root = np.diag(np.sqrt([share] + [(1 - share) / (width - 1)] * (width - 1)))
+    keys = jnp.asarray(np.concatenate([root, -root]))
+    np.testing.assert_allclose(hopfield.eigen_entropy(keys), entropy, atol=1e-3)
+    np.testing.assert_allclose(hopfield.effective_rank(keys), width**entropy, rtol=1e-2)
+    # A participation ratio could be as low as the printed value; an effective rank could not.
+    assert hopfield.participation_ratio(keys) < printed

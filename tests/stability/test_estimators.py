@@ -104,22 +104,6 @@ def test_batches_merge_to_the_moments_of_the_sample(num_samples, batch_size):
     np.testing.assert_allclose(estimate.standard_error, error, rtol=1e-4)
 
 
-def test_a_changed_closure_is_seen():
-    """Nothing is compiled by the identity of a function."""
-    scale, one = 1.0, {"num_bits": 1}
-    fn = lambda x: scale * x[0]  # noqa: E731
-
-    def measure():
-        mean = noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean
-        influence = stability.total_influence(fn, KEY, num_samples=4, **one).mean
-        slope = stability.geometric_influence(fn, jnp.ones((2, 1)))[0]
-        return np.array([mean, influence, stability.walsh_weights(fn, **one)[1], slope**2])
-
-    before = measure()
-    scale = 3.0
-    np.testing.assert_allclose(measure(), 9 * before, rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int8, bool])
 def test_outputs_of_every_dtype_are_averaged_in_float32(kind):
     estimate = noise_stability(lambda x: x[0].astype(kind), KEY, shape=(1,), rho=0.5, num_samples=8)

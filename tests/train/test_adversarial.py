@@ -155,12 +155,3 @@ def test_seeds_together_train_as_they_do_alone():
 
     together, alone = tiny.take(trained(0), 1), tiny.take(trained(1), 0)
     tiny.assert_close(together, alone, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    "method", [partial(freelb, ball=BALL), partial(pgd, ball=BALL), partial(with_noise, sigma=0.1)]
-)
-def test_with_x64_float32_parameters_have_float32_gradients(method):
-    (loss, _), gradient = value_and_grad(method(classification(BAG)), tiny.lively(BAG))
-    assert {leaf.dtype for leaf in (loss, *jax.tree.leaves(gradient))} == {np.dtype("float32")}

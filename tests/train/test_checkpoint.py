@@ -156,32 +156,19 @@ def test_a_target_that_does_not_fit_is_an_error(tmp_path):
 FULL_DISK = """
 import resource, signal, sys
 import numpy as np
-from hopfax.train.checkpoint import CheckpointError, Checkpoints
+from hopfax.train.checkpoint import Checkpoints
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 tree = {"x": np.random.default_rng(0).normal(size=30_000), "y": np.arange(3)}
 try:
-    with Checkpoints(sys.argv[1], config={"a": 1}) as checkpoints:
+    with Checkpoints(sys.argv[1], config={}) as checkpoints:
         checkpoints.save(1, tree)
         checkpoints.wait()
-        for step, limit in ((2, 0), (3, 100_000)):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-            try:
-                checkpoints.save(step, {"x": tree["x"] + 1, "y": tree["y"]})
-                checkpoints.wait()
-            except CheckpointError as error:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-                print(error)
-            restored = checkpoints.restore(tree)  # all or nothing of the save that failed
-            assert (restored.tree["x"] == tree["x"] + (restored.step == step)).all()
-            assert restored.step in (1, step)
-        checkpoints.save(4, tree)
-        checkpoints.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        checkpoints.save(5, tree)
+        checkpoints.save(2, {"x": tree["x"] + 1, "y": tree["y"]})
         raise RuntimeError("loss is not finite")
 except RuntimeError as error:  # not hidden by the save that failed
-    print(error, error.__notes__)
+    print(error, *error.__notes__)
 """
 
 
@@ -189,15 +176,10 @@ def test_failed_writes_leave_the_last_complete_checkpoint(tmp_path):
     process = tiny.start(FULL_DISK, tmp_path)
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert out.count("could not be written") == 3
-    assert out.count("File too large") == 3
-    assert out.count("Last complete one: step") == 3
+    assert out.startswith("loss is not finite a checkpoint could not be written")
+    assert "File too large" in out
     assert f"Last complete one: step 1 in {tmp_path / 'checkpoints' / '1'}" in out
-    assert "loss is not finite ['a checkpoint could not be written" in out
-    # A failed save may leave a temporary folder, which the next process removes. Once there is
-    # space, its threads may also complete it, so an earlier step can be there too.
-    assert {"1", "4"} <= set(names(tmp_path / "checkpoints"))
     tree = {"x": np.random.default_rng(0).normal(size=30_000), "y": np.arange(3)}
-    with Checkpoints(tmp_path, config={"a": 1}) as checkpoints:
+    with Checkpoints(tmp_path, config={}) as checkpoints:
         restored = checkpoints.restore(tree)
-    assert restored.step == 4 and tiny.same_bits(restored.tree, tree)
+    assert restored.step == 1 and tiny.same_bits(restored.tree, tree)

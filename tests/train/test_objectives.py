@@ -10,6 +10,7 @@ import tiny
 from hopfax.nn.encoder import Classification, Encoding
 from hopfax.nn.functional import Functional
 from hopfax.nn.models import universal_bert
+from hopfax.train.adversarial import freelb, pgd, with_noise
 from hopfax.train.objectives import Batch, classification, per_example, task_loss, texts_of
 
 KEY = jax.random.key(0)
@@ -177,8 +178,15 @@ def test_tokens_that_halt_pay_for_their_steps():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("model", [tiny.hopfield(), UNIVERSAL], ids=["robertha", "universal"])
-def test_with_x64_float32_parameters_have_float32_gradients(model):
-    objective = classification(model, **ESR)
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        (tiny.hopfield(), None),
+        (UNIVERSAL, None),
+        *((tiny.bag(), method) for method in (freelb, pgd, partial(with_noise, sigma=0.1))),
+    ],
+)
+def test_with_x64_float32_parameters_have_float32_gradients(model, method):
+    objective = classification(model, **ESR) if method is None else method(classification(model))
     loss, _, gradient = value_and_grad(objective, tiny.lively(model), tiny.batch(2))
     assert {leaf.dtype for leaf in (loss, *jax.tree.leaves(gradient))} == {np.dtype("float32")}

@@ -7,7 +7,6 @@ import tiny
 from hopfax import text
 from hopfax.data import Example, encode
 from hopfax.data.tokenize import SPECIAL, WordPiece
-from hopfax.nn import with_memory
 from hopfax.nn.encoder import Perturbation
 from hopfax.nn.functional import Functional
 from hopfax.train.objectives import Batch, classification
@@ -64,8 +63,9 @@ def batch_of(texts, labels):
 
 
 def test_losses_and_gradients_are_those_of_the_objective():
-    """Of a model with attention; the other tests use a bag of words, which compiles faster."""
-    model = tiny.robertha(VOCABULARY.size, 2, **SIZES)
+    """Of a model with attention and token types; the other tests use a bag of words."""
+    types = {"num_types": 2, "separator": VOCABULARY.sep_id}
+    model = tiny.robertha(VOCABULARY.size, 2, **SIZES, **types)
     texts, labels = [*TEXTS, " ".join(WORDS * 3)], [0, 1, 1, 0, 1]  # the last one is truncated
     params = tiny.lively(model, scale=0.3)
     attacked = victim(model, params, lengths=(24,), batch_sizes=(8,))
@@ -88,15 +88,6 @@ def test_losses_and_gradients_are_those_of_the_objective():
         spellings = [VOCABULARY.tokens[number].removeprefix("##") for number in linear.ids]
         spans = zip(linear.fields, linear.starts, linear.ends, strict=True)
         assert [fields[field][start:end].lower() for field, start, end in spans] == spellings
-
-
-def test_the_memory_at_the_embedding_site_knows_the_token_types():
-    sizes = SIZES | {"num_types": 2, "separator": VOCABULARY.sep_id}
-    model = with_memory(tiny.tinybert(VOCABULARY.size, 2, **sizes), site="embedding")
-    params, labels = tiny.lively(model), [0, 1, 1, 0]
-    expected, _ = jax.jit(classification(model))(params, batch_of(TEXTS, labels), None)
-    losses = victim(model, params, lengths=(24,), batch_sizes=(4,)).loss(TEXTS, labels)
-    assert losses.mean() == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_models_that_store_padding_read_texts_of_one_length():
