@@ -205,7 +205,7 @@ class Classifier:
         if (name := self.config.attention["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
-            raise FileExistsError(f"{folder} exists")
+            raise FileExistsError(f"folder must not exist, got {folder}")
         unfinished = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
         unfinished.mkdir(parents=True)
         try:

@@ -110,7 +110,7 @@ def tokenize_splits(
 
 
 def task_rows(name: str, split: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the texts of a task.
+    """Returns the rows of a task as `Example`s, before tokenization.
 
     Args:
         name: A key of `hopfax.data.TASKS`.

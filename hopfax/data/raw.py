@@ -27,7 +27,7 @@ _DAMAGED = "lacking columns or a text"
 
 
 class SkippedRow(ValueError):
-    """A row that a task may allow to drop: the reason and, for a damaged row, the error."""
+    """A row that may be dropped: the reason and, for a damaged row, the error."""
 
 
 def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:

@@ -78,7 +78,7 @@ def capacity_snr_db(
         return white
     shares = jnp.asarray(spectrum)
 
-    def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2
         signal = width * jnp.multiply.outer(10 ** (middle / 10), shares)
@@ -87,7 +87,7 @@ def capacity_snr_db(
 
     # Equal power maximizes capacity.
     ends = jnp.minimum(white, 300), jnp.full_like(white, 300)
-    return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halved, ends)[1])
+    return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halve, ends)[1])
 
 
 @compile_once()

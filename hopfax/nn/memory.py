@@ -60,8 +60,8 @@ def recall(
         The posterior means, in the shape of `tokens`, and in their dtype if it is floating.
 
     Raises:
-        TypeError, ValueError: The shapes do not match, or see `hopfax.hopfield.denoise` for the
-            table and `log_prior`.
+        TypeError, ValueError: Shapes do not match, or `log_scale` is not finite. For `sigma` and
+            `log_prior`, see `hopfax.hopfield.denoise`.
 
     Example:
         >>> import jax, jax.numpy as jnp

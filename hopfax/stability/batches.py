@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, get_opaque_trace_state, jaxprs_in_params
 from jaxtyping import Array
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call", "checkpoint"}
-_MOST_STEPS = 2000  # one by one they take 0.1 s, as does compiling a few
+_MOST_STEPS = 2000  # one by one they take 0.1 s, as long as one small compilation
 
 
 def is_tracing() -> bool:
@@ -26,11 +26,12 @@ def is_tracing() -> bool:
         return state != get_opaque_trace_state(convention="hopfax")
 
 
-def for_batches(fn: Callable[..., Array], count: int) -> Callable[..., Array]:
-    """Returns a function to be called `count` times, prepared for calls outside of `jit`.
+def prepare_batched(fn: Callable[..., Array], count: int) -> Callable[..., Array]:
+    """Returns `fn`, prepared for `count` calls outside of `jit`.
 
-    It is traced once. Then its operations run one by one, so that what the user has compiled is not
-    compiled again, or are compiled if that takes less time. The program is freed after the call.
+    `fn` is traced once per shape. Its operations then run one by one, which reuses functions that
+    the user has jitted. If there are many, or it contains a loop, the whole is compiled, and freed
+    after the call.
     """
     programs: dict[Any, Callable[..., list[Array]]] = {}
 
@@ -50,7 +51,7 @@ def map_batches(fn: Callable[[Array], Array], inputs: Array, batch_size: int) ->
     if is_tracing():
         return jax.lax.map(fn, inputs, batch_size=batch_size)
     starts, outputs = range(0, len(inputs), batch_size), []
-    batched = for_batches(jax.vmap(fn), len(starts))
+    batched = prepare_batched(jax.vmap(fn), len(starts))
     for start in starts:
         size = min(batch_size, len(inputs) - start)
         outputs.append(batched(jax.lax.dynamic_slice_in_dim(inputs, start, size)))

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_count, check_key, check_range, one_array, real_type
-from hopfax.stability.batches import for_batches, is_tracing
+from hopfax.stability.batches import prepare_batched, is_tracing
 from hopfax.stability.noise import bit_pair, flip_pair, gaussian_pair
 
 Fn = Callable[[Array], Array]
@@ -130,10 +130,9 @@ def estimator(
 ) -> Callable[[PRNGKeyArray], Estimate]:
     """Returns a function that estimates the mean of a statistic, to be called with `num_keys` keys.
 
-    The statistic, a function of this library, maps the outputs of one sample, (rhos, arc_points,
-    ...) with X first, to the values (rhos, ...) to average and to a bound on values from outputs of
-    this size. Sample i depends only on the key, i and `batch_size`, of which 1 counts as 2. For the
-    other arguments see `noise_stability`.
+    `statistic(outputs)` maps the outputs of one sample, (rhos, arc_points, ...), X first, to the
+    values to average, (rhos, ...), and to a bound on their size. Sample i depends only on the key,
+    i and `batch_size`, at least 2. For the other arguments see `noise_stability`.
     """
     check_count(2, num_samples=num_samples)
     check_count(1, batch_size=batch_size)
@@ -146,12 +145,12 @@ def estimator(
     batch_size = min(max(batch_size, 2), num_samples)
     count, half = -(-num_samples // batch_size), batch_size // 2
     comparisons = num_samples // batch_size * half + max(num_samples % batch_size - half, 0)
-    respond = for_batches(lambda inputs: one_array(jax.vmap(fn)(inputs)), count * num_keys)
+    respond = prepare_batched(lambda inputs: one_array(jax.vmap(fn)(inputs)), count * num_keys)
     options: Any = {"shape": tuple(shape), "batch_size": batch_size, "arc_points": arc_points}
     if pair in (gaussian_pair, bit_pair, flip_pair):
         draw = partial(_draw_ours, pair=pair, **options)
     else:
-        draw = for_batches(partial(_draw, pair=pair, **options), count * num_keys)
+        draw = prepare_batched(partial(_draw, pair=pair, **options), count * num_keys)
 
     def measure(key: PRNGKeyArray, number: Array | int) -> _Moments:
         outputs, axes = respond(draw(key, number, rhos)), (batch_size, len(rhos), arc_points)

@@ -374,7 +374,7 @@ def _fold_in(draw: Array, seeds: Array, shared: bool) -> Array:
 
 
 def rows_per_call(bucket: Bucket) -> int:
-    """Returns a batch size that keeps a device busy: one for most sets of a padded length."""
+    """Returns the batch size for texts of a padded length; most sets share it, so few shapes compile."""
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":

@@ -30,18 +30,20 @@ def check() -> None:
 @contextlib.contextmanager
 def hold() -> Iterator[None]:
     """Disables `check`, for a caller that checks `is_requested` itself and saves first."""
+    outermost = not _on_hold.is_set()
     _on_hold.set()
     try:
         yield
     finally:
-        _on_hold.clear()
+        if outermost:
+            _on_hold.clear()
 
 
 @contextlib.contextmanager
 def listen(*, exits: bool = False) -> Iterator[None]:
     """Turns the first Ctrl-C, or SIGTERM, into a request to stop, raised by `check`.
 
-    Python handles it between two calls of compiled code; from then on, a Ctrl-C stops at once. Has
+    It takes effect when the running compiled call returns; a Ctrl-C after that stops at once. Has
     no effect outside the main thread or on signals that do not have their default handlers, so
     calls may be nested.
 
