@@ -77,9 +77,8 @@ def test_the_nearest_token_is_certified_up_to_the_smallest_radius(params):
     masks = [np.ones(5, bool), np.arange(5) < 2]
     texts = smoothing.Texts(np.arange(2), [IDS, IDS], masks, np.array([0, 1]))
     stacked = jax.tree.map(lambda leaf: leaf[None], params)
-    cell: Any = SimpleNamespace(
-        model=MODEL, params=stacked, data=SimpleNamespace(vocab_size=len(table))
-    )
+    data = SimpleNamespace(vocabulary=SimpleNamespace(size=len(table)))
+    cell: Any = SimpleNamespace(model=MODEL, params=stacked, data=data)
     frame = pd.DataFrame(smoothing.nearest(cell, texts))
     unit = np.sqrt(np.square(table[[*IDS, *IDS[:2]]]).sum(1).mean())
     radius = certified_radius(jnp.asarray(table)) / unit

@@ -6,6 +6,7 @@ import tiny
 
 from hopfax.train import interrupt
 
+pytestmark = pytest.mark.usefixtures("default_handler")
 PROGRAM = """
 import hashlib, signal, time
 from hopfax.train import interrupt
@@ -30,7 +31,6 @@ def test_in_compiled_code_a_second_press_ends_the_process():
         assert process.wait(timeout=20) == -signal.SIGINT  # for a shell, 130
 
 
-@pytest.mark.usefixtures("default_handler")
 def test_hold_disables_check_and_the_end_of_listen_raises():
     with pytest.raises(KeyboardInterrupt), interrupt.listen():
         with interrupt.hold():
@@ -40,7 +40,6 @@ def test_hold_disables_check_and_the_end_of_listen_raises():
     interrupt.check()
 
 
-@pytest.mark.usefixtures("default_handler")
 def test_a_second_press_is_raised_at_once():
     with pytest.raises(KeyboardInterrupt), interrupt.listen():
         signal.raise_signal(signal.SIGTERM)
@@ -49,7 +48,6 @@ def test_a_second_press_is_raised_at_once():
         pytest.fail("the press should have raised")
 
 
-@pytest.mark.usefixtures("default_handler")
 def test_other_threads_and_handlers_are_left_alone():
     def listen():
         with interrupt.listen():

@@ -10,7 +10,7 @@ import tiny
 from hopfax.nn.encoder import Classification, Encoding
 from hopfax.nn.functional import Functional
 from hopfax.nn.models import universal_bert
-from hopfax.train.adversarial import freelb, pgd, with_noise
+from hopfax.train.adversarial import Ball, freelb, pgd, with_noise
 from hopfax.train.objectives import Batch, classification, per_example, task_loss, texts_of
 
 KEY = jax.random.key(0)
@@ -183,7 +183,8 @@ def test_tokens_that_halt_pay_for_their_steps():
     [
         (tiny.hopfield(), None),
         (UNIVERSAL, None),
-        *((tiny.bag(), method) for method in (freelb, pgd, partial(with_noise, sigma=0.1))),
+        *((tiny.bag(), partial(method, ball=Ball())) for method in (freelb, pgd)),
+        (tiny.bag(), partial(with_noise, sigma=0.1)),
     ],
 )
 def test_with_x64_float32_parameters_have_float32_gradients(model, method):
