@@ -41,7 +41,8 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
         The stability, in [0, 1/2], to a relative error of a few units in the last place.
 
     Differentiation:
-        The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]; the second derivative is infinite at the ends.
+        The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]; the second derivative is infinite
+        at the ends.
 
     Example:
         >>> from hopfax.stability import relu_stability

@@ -374,7 +374,7 @@ def _fold_in(draw: Array, seeds: Array, shared: bool) -> Array:
 
 
 def rows_per_call(bucket: Bucket) -> int:
-    """Returns the batch size for texts of a padded length; most sets share it, so few shapes compile."""
+    """Returns the batch size of a padded length: the same for most, so that few shapes compile."""
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":
