@@ -414,7 +414,9 @@ def test_predictions_of_what_a_run_lacks_are_errors(flags, cell, capsys, words, 
 
 
 def test_an_evaluation_set_has_the_labels_of_its_task(tmp_path):
-    (tmp_path / "test.tsv").write_text("id\tsentence1\tsentence2\tlabel\n1\ta\tb\t1\n2\ta\tc\t0\n")
+    path, rows = tmp_path / "labeled_final" / "test.tsv", "1\ta\tb\t1\n2\ta\tc\t0\n"
+    path.parent.mkdir()
+    path.write_text("id\tsentence1\tsentence2\tlabel\n" + rows)
     paws = conditions.EvaluationSet(name="paws", data_dir=str(tmp_path))
     cell = SimpleNamespace(data=SimpleNamespace(spec=replace(task("mrpc"), labels=("1", "0"))))
     assert paws.columns(cell)["task"] == "paws:mrpc"
