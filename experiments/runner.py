@@ -86,7 +86,7 @@ def fill(
             if is_running():  # then another turn follows
                 before = len(jobs) + 1
             for number in turn:
-                if shares[number] >= 0 and is_running():
+                if 0 <= shares[number] < 1 and is_running():
                     waiting.append(number)
                     continue
                 try:

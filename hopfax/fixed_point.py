@@ -278,25 +278,27 @@ def _iterate(
         return _Loop(new, *_judge(change, tol, loop.num_steps, min_steps))
 
     def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
-        keep = partial(jnp.where, loop.running)
+        keep = partial(jnp.where, loop.running & (loop.num_steps < max_steps))
         return jax.tree.map(keep, advance(loop), loop), None
 
     tol = jax.lax.stop_gradient(tol)
     start = _start(*jax.lax.stop_gradient((jax.tree.leaves(params), init, tol)))
     loop = _Loop(jax.tree.map(lambda x: x + start[0].astype(x.dtype), init), *start)
-    if not is_traced(loop.running):  # also where only derivatives are
-        for _ in range(max_steps):
-            if not loop.running:
-                break
-            loop = advance(loop)
-    elif max_steps == 1:  # XLA fuses a single step, but no loop, with surrounding code
+    if not is_traced(loop.running) and not loop.running:  # its gradient is nan, as under jit
         loop, _ = advance_running(loop, None)
-    elif unrolled:
-        loop, _ = jax.lax.scan(advance_running, loop, length=max_steps)
-    else:
-        loop = jax.lax.while_loop(
-            lambda loop: loop.running & (loop.num_steps < max_steps), advance, loop
-        )
+    for _ in range(max_steps):  # not traced, or only for derivatives
+        if is_traced(loop.running) or not loop.running:
+            break
+        loop = advance(loop)
+    if is_traced(loop.running):
+        if max_steps == 1:  # XLA fuses a single step, but no loop, with surrounding code
+            loop, _ = advance_running(loop, None)
+        elif unrolled:
+            loop, _ = jax.lax.scan(advance_running, loop, length=max_steps)
+        else:
+            loop = jax.lax.while_loop(
+                lambda loop: loop.running & (loop.num_steps < max_steps), advance, loop
+            )
     converged = (loop.residual <= tol) & jnp.isfinite(loop.residual) & (loop.num_steps > 0)
     return FixedPoint(loop.value, loop.num_steps, loop.residual, converged)
 

@@ -192,14 +192,14 @@ def _attend(
         retrieved = jax.vmap(search, each)(*jax.lax.stop_gradient((params, start)), tol)
         attached = jax.vmap(attach, each)(params, retrieved.value, relative_tol(tol, stop))
         retrieved = retrieved._replace(value=attached)
-    weights, scale, _ = boltzmann(retrieved.value, readout_beta, mask)
+    weights, scale = boltzmann(retrieved.value, readout_beta, mask)
     weights = (weights * scale).astype(values.dtype)
     return Attention(jnp.matmul(weights, values), *retrieved[1:])
 
 
 def _step(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
     gram, beta, mask = params
-    weights, scale, _ = boltzmann(state[0], beta, mask)
+    weights, scale = boltzmann(state[0], beta, mask)
     # In this order vmap needs no transpose; the matrix is symmetric.
     return matmul(weights, gram) * scale, weights * scale
 
@@ -210,7 +210,7 @@ def _through_gram(params: Params, scores: Array) -> Array:
 
 def _through_states(params: Params, scores: Array) -> Array:
     keys, beta, mask = params
-    weights, scale, _ = boltzmann(scores, beta, mask)
+    weights, scale = boltzmann(scores, beta, mask)
     return matmul(matmul(weights, keys) * scale, keys.T)
 
 

@@ -89,7 +89,8 @@ def energy(state: Vector, patterns: Patterns, *, beta: Beta, mask: Mask = None) 
         a gradient step of size 1 for every $\beta$.
     """
     state, (patterns, beta, mask) = _prepare(state, patterns, beta, mask)
-    weights, _, largest = boltzmann(matmul(patterns, state), beta, mask)
+    logits, best, largest = _shift(matmul(patterns, state), beta, mask)
+    weights = exponentials(logits, best)
     energy = 0.5 * jnp.sum(jnp.square(state)) - largest[0] - jnp.log(jnp.sum(weights)) / beta
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
 
@@ -125,25 +126,53 @@ def update_unchecked(params: Params, state: Vector) -> Vector:
     """`update` with the patterns, beta and mask of `_prepare`."""
     patterns, beta, mask = params
     # In this order vmap gives one row of scores per state, as the softmax and the products read.
-    weights, scale, _ = boltzmann(matmul(state, patterns.T), beta, mask)
+    weights, scale = boltzmann(matmul(state, patterns.T), beta, mask)
     return matmul(weights, patterns) * scale
 
 
-def boltzmann(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array, Array]:
-    """Returns Boltzmann weights, the scale of their softmax, and the largest score.
+def boltzmann(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Returns Boltzmann weights and the scale that makes them the softmax over real patterns.
 
-    The weights exp(beta * (scores - largest)) times the scale are the softmax over real patterns.
     Without a real pattern, the scale is 0. XLA multiplies a product by it faster than the weights.
     """
-    least = float(jnp.finfo(scores.dtype).min) / 2
+    logits, best, largest = _shift(scores, beta, mask)
+    weights, scale = _normalize(logits, best)
+    return weights, jnp.where(largest == _least(scores), 0, scale)
+
+
+@jax.custom_jvp
+def _normalize(logits: Array, best: Array) -> tuple[Array, Array]:
+    """Returns weights and the reciprocal of their sum, which counts as constant.
+
+    The weights have the derivative of the softmax, so that it is exactly 0 where one pattern has
+    all the weight. Otherwise, two rounded products would cancel, and beta multiply the rest.
+    """
+    weights = exponentials(logits, best)
+    return weights, 1 / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+@_normalize.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> Any:
+    weights, scale = _normalize(*primals)
+    slope = weights * tangents[0]
+    slope -= weights * (scale * jnp.sum(slope, axis=-1, keepdims=True))
+    return (weights, scale), (slope, jnp.zeros_like(scale))
+
+
+def _least(scores: Array) -> float:
+    """The score of a pattern that is not real."""
+    return float(jnp.finfo(scores.dtype).min) / 2
+
+
+def _shift(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array, Array]:
+    """Returns logits with maximum 0, where it is, and the largest score."""
+    least = _least(scores)
     scores = scores if mask is None else jnp.where(mask, scores, least)
     fixed = jax.lax.stop_gradient(scores)
     largest = jnp.max(fixed, axis=-1, keepdims=True, initial=-jnp.inf)
     best = (fixed >= largest) & jnp.isfinite(largest)
     # Subtracted before the product: the rounding error of beta * scores can exceed 1.
-    weights = exponentials(beta * (scores - largest), best)
-    scale = jnp.where(largest == least, 0, 1 / jnp.sum(weights, axis=-1, keepdims=True))
-    return weights, scale, largest
+    return beta * (scores - largest), best, largest
 
 
 @jax.custom_jvp

@@ -79,6 +79,8 @@ class _Keys:
     def __getattr__(self, stream: str) -> Callable[[], PRNGKeyArray]:
         if stream.startswith("__"):
             raise AttributeError(stream)
+        if hasattr(nnx.RngStream, stream):  # a method that draws, such as `normal`
+            return partial(getattr(jax.random, stream), self())
         return self
 
     def __call__(self) -> PRNGKeyArray:

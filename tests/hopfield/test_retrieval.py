@@ -269,3 +269,28 @@ def test_two_patterns_of_unequal_length_by_hand(x64):
     found = hopfield.retrieve(jnp.array([0.4]), patterns, beta=beta, tol=1e-13, max_steps=200)
     value = found.value[0]
     np.testing.assert_allclose(value, 1 + 1 / (1 + np.exp(-beta * value)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [10.0, 1e3, 1e6, 3e38])
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_gradients_are_exact_where_one_pattern_has_all_the_weight(beta, gradient):
+    patterns, slope = (jax.random.normal(jax.random.key(n), (16, 64)) for n in (0, 1))
+    start = patterns[3] + 0.05 * slope[0]
+
+    def value(patterns, query):
+        retrieved = hopfield.retrieve(query, patterns, beta=beta, gradient=gradient)
+        return retrieved.value @ slope[0]
+
+    of_patterns, of_query = jax.grad(value, (0, 1))(patterns, start)
+    np.testing.assert_allclose(of_patterns[3], slope[0], rtol=1e-5)
+    np.testing.assert_allclose(jnp.delete(of_patterns, 3, axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(of_query, 0, atol=1e-6)
+
+    def read(keys):
+        output = hopfield.attend(start[None], keys, patterns, beta=beta, readout_beta=0.1)
+        return jnp.vdot(output.values, slope[:1])
+
+    weights = jax.nn.softmax(0.1 * patterns @ patterns[3])
+    scores = weights * (patterns @ slope[0] - weights @ patterns @ slope[0])
+    expected = 0.1 * (jnp.outer(scores, patterns[3]).at[3].add(scores @ patterns))
+    np.testing.assert_allclose(jax.grad(read)(patterns), expected, atol=2e-5)
