@@ -181,22 +181,10 @@ def of_layer(layer):
     return lambda key: (layer(drawn(key, 2, 5, 8), MASK), layer.weights(drawn(key, 2, 5, 8), MASK))
 
 
-def of_pretrained(family, folder):
-    model = nn.load_pretrained(save_random(folder, family))
+def of_pretrained(family, folder, change=lambda model: model):
+    model = change(nn.load_pretrained(save_random(folder, family)))
     maps = (model.attention_maps,) * (family != "gemma2")
     return lambda key: [fn(model.embed(IDS) * level(key), MASK) for fn in (model.forward, *maps)]
-
-
-def replaced(folder):
-    model = nn.load_pretrained(save_random(folder, "bert"))
-    model = nn.replace_attention(model, nn.HopfieldAttention, beta=2.0)
-    return lambda key: model.forward(model.embed(IDS) * level(key), MASK)
-
-
-def fine_tuned(folder):
-    return of_model(
-        nn.text_classifier(nn.load_pretrained(save_random(folder, "bert")), 2), IDS, MASK
-    )
 
 
 def released(_):
@@ -213,17 +201,18 @@ NN = {
     "recall": lambda _: lambda key: nn.recall(drawn(key, 2, 5, 4), drawn(key, 50, 4)),
     "tinybert": lambda _: of_model(nn.tinybert(10, 2, **SIZES), IDS, MASK),
     "robertha": lambda _: of_model(nn.robertha(10, 2, **SIZES), IDS, MASK),
-    "robertha's embeddings": lambda _: of_model(
-        nn.robertha(10, 2, **SIZES), IDS, method="embed_tokens"
-    ),
     "universal_bert": lambda _: of_model(
         nn.universal_bert(10, 2, num_steps=3, halting=True, width=8, ff_width=8), IDS, MASK
     ),
     "decoder": lambda _: of_model(nn.decoder(10, 10, width=8), IDS),
     "with_memory": lambda _: of_model(nn.with_memory(nn.tinybert(10, 2, **SIZES)), IDS, MASK),
     "functional": lambda _: of_model(nn.functional(partial(nnx.Linear, 3, 2)), jnp.ones(3)),
-    "text_classifier": fine_tuned,
-    "replace_attention": replaced,
+    "text_classifier": lambda folder: of_model(
+        nn.text_classifier(nn.load_pretrained(save_random(folder, "bert")), 2), IDS, MASK
+    ),
+    "replace_attention": lambda folder: of_pretrained(
+        "bert", folder, lambda model: nn.replace_attention(model, nn.HopfieldAttention, beta=2.0)
+    ),
     "load_released": released,
     **{
         f"load_pretrained {family}": partial(of_pretrained, family)
