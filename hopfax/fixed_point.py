@@ -212,7 +212,13 @@ def _wide(x: PyTree) -> Any:
     return real_type(*jax.tree.leaves(x))
 
 
-@partial(jax.jit, static_argnums=0)
+def _compile_eager(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Jits a function where nothing is traced; explicit meshes forbid more jit inside `vmap`."""
+    jitted = jax.jit(fn, **options)
+    return lambda *args: (fn if is_traced(args) else jitted)(*args)
+
+
+@partial(_compile_eager, static_argnums=0)
 def _change(stop: Stop, new: PyTree, old: PyTree) -> Array:
     # Unit scale, as in the adjoint: the squares of a state of size 1e-25 would underflow.
     size = _largest((new, old))
@@ -233,16 +239,17 @@ def _kinds(tree: PyTree) -> Any:
     return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", tree)
 
 
-@jax.jit
-def _start(leaves: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array, Array]:
+@_compile_eager
+def _start(params: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array, Array]:
     """Returns the number of steps, the residual, and whether to take a step, before the first."""
-    zero = zero_of((leaves, init, tol))
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)]))
+    zero = zero_of((params, init, tol))
+    leaves = [x for x in jax.tree.leaves(init) if jnp.issubdtype(x.dtype, jnp.floating)]
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
     most = jnp.asarray(jnp.finfo(_wide(init)).max)
     return zero, most + zero.astype(most.dtype), finite & (zero == 0)
 
 
-@jax.jit
+@_compile_eager
 def _judge(
     change: Array, tol: Array, num_steps: Array, min_steps: Array
 ) -> tuple[Array, Array, Array]:
@@ -384,7 +391,7 @@ def adjoint(
     return solution._replace(value=_sum_or_first(solution, cotangent, unit))
 
 
-@jax.jit
+@_compile_eager
 def _scale(cotangent: PyTree) -> tuple[_Series, Array]:
     # Unit scale: the squares of a cotangent of size 1e-20 would underflow to "no change".
     unit = _largest(cotangent)
@@ -393,13 +400,13 @@ def _scale(cotangent: PyTree) -> tuple[_Series, Array]:
     return _Series(first, first, _norm(first), zero_of(first)), unit
 
 
-@jax.jit
+@_compile_eager
 def _add(series: _Series, term: PyTree) -> _Series:
     total = jax.tree.map(jnp.add, series.total, term)
     return _Series(term, total, _norm(term), series.count + 1)
 
 
-@jax.jit
+@_compile_eager
 def _remainder(new: _Series, old: _Series) -> Array:
     limits = jnp.finfo(new.size.dtype)
     ratio, total = new.size / jnp.maximum(old.size, limits.tiny), _norm(new.total)
@@ -412,7 +419,7 @@ def _remainder(new: _Series, old: _Series) -> Array:
     return jnp.where(unknown, jnp.maximum(left, 1), left)
 
 
-@jax.jit
+@_compile_eager
 def _sum_or_first(solution: FixedPoint, cotangent: PyTree, unit: Array) -> PyTree:
     # The first term alone if the series is not finite or still grows.
     most = jnp.finfo(solution.residual.dtype).max

@@ -148,7 +148,7 @@ def test_a_failed_save_leaves_nothing(small, tmp_path):
     with pytest.raises(UnicodeEncodeError):
         unsaved.save(tmp_path / "one")
     assert not list(tmp_path.iterdir())
-    with pytest.raises(FileExistsError, match="exists"):
+    with pytest.raises(FileExistsError, match="must not exist"):
         small.save(tmp_path)
 
 
