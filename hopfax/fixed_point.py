@@ -251,7 +251,7 @@ def _start(params: list[Array], init: PyTree, tol: Array) -> tuple[Array, Array,
 
 @_compile_eager
 def _judge(
-    change: Array, tol: Array, num_steps: Array, min_steps: Array
+    change: Array, tol: Array, num_steps: Array, min_steps: int | Array
 ) -> tuple[Array, Array, Array]:
     """Returns the number of steps after one more, its residual, and whether to go on."""
     num_steps = num_steps + 1
