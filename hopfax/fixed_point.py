@@ -279,7 +279,7 @@ def _iterate(
 
     def advance(loop: _Loop) -> _Loop:
         new = fn(params, loop.value)
-        if (given := _kinds(new)) != (allowed := _kinds(loop.value)):
+        if (given := _kinds(new)) != allowed:
             raise TypeError(f"fn must return arrays like init, {allowed}, got {given}")
         change = measure(*jax.lax.stop_gradient((new, loop.value)))
         return _Loop(new, *_judge(change, tol, loop.num_steps, min_steps))
@@ -288,7 +288,7 @@ def _iterate(
         keep = partial(jnp.where, loop.running & (loop.num_steps < max_steps))
         return jax.tree.map(keep, advance(loop), loop), None
 
-    tol = jax.lax.stop_gradient(tol)
+    allowed, tol = _kinds(init), jax.lax.stop_gradient(tol)
     start = _start(*jax.lax.stop_gradient((jax.tree.leaves(params), init, tol)))
     loop = _Loop(jax.tree.map(lambda x: x + start[0].astype(x.dtype), init), *start)
     if not is_traced(loop.running) and not loop.running:  # its gradient is nan, as under jit

@@ -2,9 +2,9 @@ r"""Hopfield attention: iterates all queries of a head, then reads out values.
 
 Each query takes the same steps as in `hopfax.hopfield.retrieve`. An update depends on the state
 $\xi$ only through its scores $s = K \xi$, which become $s' = K K^\top \mathrm{softmax}(\beta s)$.
-A step costs $n^2$ multiplications a query on scores and $2nd$ on states, whose change is cheaper to
-measure, so `attend` iterates scores if
-there are at most $d$ keys and `min_steps > 1`, and states otherwise.
+Per query, a step costs $n^2$ multiplications on scores and $2nd$ on states, but the change of a
+state is cheaper to compute. `attend` therefore iterates scores if there are at most $d$ keys and
+`min_steps > 1`, and states otherwise.
 """
 
 from functools import partial

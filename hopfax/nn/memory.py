@@ -108,7 +108,7 @@ def with_memory(
             (positions as `Encoder.embed` counts them by default).
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown, so that
             each token's noise level is integrated out.
-        denoise: Function with the arguments of `recall`, to use at the token site instead of it.
+        denoise: Replaces `recall` at the token site; takes the same arguments.
 
     Raises:
         TypeError: `model` is not a `Functional` with an `Encoder`. To denoise the embeddings of a
