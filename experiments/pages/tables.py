@@ -86,7 +86,6 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "language": lambda: tidy.summarize(
         rows_of("language-model")[["model", "metric", "seed", "score"]]
     ),
-    "guesses": lambda: rows_of("language-model-guesses"),
     "speed": lambda: rows_of("speed").sort_values("median"),
 }
 
