@@ -171,8 +171,10 @@ def work(
         for number, job in reversed(trials):
             if not (root / job.cell).exists():  # else the first process tests it
                 on_progress(number, 0.0)
-                with contextlib.suppress(BlockingIOError):
+                try:
                     job.measure(partial(on_progress, number))
+                except BlockingIOError:
+                    shares[number] = -1.0  # the first process does not wait for it
 
 
 def write(folder: Path, tables: Sequence[Mapping[str, Rows]], *, complete: bool) -> None:
