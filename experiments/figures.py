@@ -216,7 +216,7 @@ def forest(
 
 
 def heatmap(table: pd.DataFrame, *, x: str, y: str, col: str, mark: tuple[float, float]) -> Figure:
-    """Means as colored cells, one panel per value of `col`; the cell at `mark`, (x, y), is framed."""
+    """Means as colored cells, one panel per value of `col`; a frame around (x, y) = `mark`."""
     from matplotlib.patches import Rectangle
 
     xs, ys = sorted(table[x].unique()), sorted(table[y].unique())
