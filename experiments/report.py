@@ -57,9 +57,8 @@ def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
     )
 
 
-forest, facets, panels, heatmap = map(
-    _picture, (figures.forest, figures.facets, figures.panels, figures.heatmap)
-)
+forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
+heatmap = _picture(figures.heatmap)
 
 
 @dataclass(frozen=True)

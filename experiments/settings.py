@@ -116,8 +116,7 @@ class Data:
     pair: Annotated[str | None, optional("COLUMN", "single texts")] = None
     """Column of the second texts of pairs."""
     label: Annotated[str | None, optional("COLUMN", "none")] = None
-    """Column of the labels: classes, or scores if they are numbers with a decimal point. With two
-    classes, results.csv also has the F1 of the second in sorted order."""
+    """Column of the labels: classes, or scores if they are numbers with a decimal point."""
     data_dir: Annotated[str | None, optional("FOLDER", "synthetic tasks only")] = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: Annotated[str | None, optional("FILE", "trained on the training texts")] = None

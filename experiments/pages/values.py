@@ -26,7 +26,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 NOT_LEARNED, AT_BASELINE, UNTESTED = "not learned", "at baseline", "untested"
 WORDS = {"no difference": "not found", "smaller": "smaller than claimed", "n/a": "no interval"}
 NEAR = 1.0  # points that a kept score may lose
-CLEAN = {"snr_db": None, "sigma": None}
 # Run of `robustness` that has a task.
 GLUE = dict.fromkeys(("cola", "mrpc", "rte", "wnli"), "seven_tasks") | {
     task: task for task in ("sst2", "stsb", "qqp", "mnli", "qnli")
@@ -138,7 +137,7 @@ def claims() -> pd.DataFrame:
     """Differences that the Robertha paper reports beside ours: `claims.csv` with `lead`."""
     table = pd.read_csv(Path(__file__).with_name("claims.csv"))
     cells = table.drop(columns=["group", "subject", "claim", "source"])
-    cells["than"] = cells.than.map({"clean": CLEAN})
+    cells["than"] = cells.than.map({"clean": {"snr_db": None, "sigma": None}})
     leads = pd.DataFrame([lead(**row.dropna()) for _, row in cells.iterrows()])
     return table.drop(columns="paper").join(leads.drop(columns="task"))
 

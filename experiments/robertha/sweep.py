@@ -31,7 +31,9 @@ def page(folder: Path, variants: Mapping[str, Variant]) -> report.Page:
     table = table.sort_values("level").drop_duplicates(["task", "noise", X, Y])
     mark, titles = (Variant.esr_target, Variant.esr_weight), gaussian.titles(table.task.unique())
     heatmaps = {
-        f"grid_{task}": report.heatmap(titles[str(task)], rows, x=X, y=Y, col="noise", mark=mark)
+        f"grid_{task}": report.heatmap(
+            f"{titles[str(task)]}: score by {X} and {Y}", rows, x=X, y=Y, col="noise", mark=mark
+        )
         for task, rows in table.groupby("task", sort=False)
     }
     return replace(page, pictures={**page.pictures, **heatmaps})

@@ -73,7 +73,7 @@ def test_weights_and_targets_that_vary_together_have_a_heat_map(tmp_path):
     assert len(sweep.page(tmp_path, {each: variants[each] for each in names[:3]}).pictures) == 1
     axes = sweep.page(tmp_path, variants).pictures["grid_sst2"].figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["70.0", "71.0", "72.0", "73.0"]
-    assert [patch.get_xy() for patch in axes.patches] == [(-0.5, -0.5)]
+    assert [patch.get_xy() for patch in axes.patches] == [(0, 0)]
 
 
 def test_averages_leave_out_noise_under_which_no_model_does_the_task(tmp_path):
