@@ -98,6 +98,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     """
     predicted, columns = predictions(cell, condition), condition.columns(cell)
     is_set = isinstance(condition, EvaluationSet)
+    of_two = cell.data.spec.suite == "own" and predicted.logits.shape[-1] == 2
     metrics = ("accuracy",) if is_set else cell.data.spec.metrics
     of_data = {}
     if not columns["level"]:
@@ -115,7 +116,8 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
         cell.spec.seeds, predicted.logits, *numbers, strict=True
     ):
         values = scores(metrics, logits, predicted.labels)
-        optional = {"words_changed": changed, "gain": gained}
+        f1 = scores(("f1",), logits, predicted.labels)["f1"] if of_two else None
+        optional = {"f1": f1, "words_changed": changed, "gain": gained}
         values |= {name: value for name, value in optional.items() if value is not None}
         for metric, value in (values | of_data).items():
             yield {

@@ -46,7 +46,7 @@ class Variant:
     preset: str = "hopfax"  # version of Robertha: or `paper`, `algorithm` or `released`
     entropy: Literal["shannon", "renyi2"] | None = None  # of its ESR; None for no ESR
     esr_weight: float = 0.05  # in the loss
-    esr_target: float = 0.35  # entropy, in [0, 1]
+    esr_target: float = 0.35  # entropy; above 1, ESR only raises it
     # Perturbation of the training rows.
     training: Literal["clean", "noise", "noise-range", "noise-memory", "pgd", "freelb"] = "clean"
     radius: float = ADVERSARIAL_RADIUS  # L2 norm of FreeLB's and PGD's perturbation of a text
@@ -120,7 +120,7 @@ VARIANTS: dict[str, Variant] = {
         " with mean pooling, pre-LN and dropout 0.3", options={**PRE_LN, "dropout": 0.3}
     ),
     "freelb": Variant(title="FreeLB", kind="tinybert", training="freelb", paper="FreeLB"),
-    "pgd": Variant(title="PGD", kind="tinybert", training="pgd"),
+    "pgd": Variant(title="PGD", kind="tinybert", training="pgd", paper="Adversarial"),
     "data-augment": Variant(
         title="DataAugment", kind="tinybert", training="noise", paper="DataAugment"
     ),

@@ -199,7 +199,7 @@ class Encoders:
     esr_weight: Annotated[float | None, optional("FLOAT", "0.05")] = None
     """Weight of Eigenspectrum Regularization."""
     esr_target: Annotated[float | None, optional("FLOAT", "0.35")] = None
-    """Target entropy α of ESR, in [0, 1]."""
+    """Target entropy α of ESR; above 1, ESR only raises the entropy, with slope 2 λ (α - H)."""
     dropout: Annotated[float | None, optional("FLOAT", "0.1 TinyBERT, 0.3 Robertha")] = None
     """Dropout rate in training."""
     pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
@@ -312,11 +312,10 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("in [0, 2**32)", lambda value: 0 <= value < 2**32, "seeds"),
     ("> 0 and finite", lambda value: 0 < value < inf,
      "learning_rate learning_rates beta adversarial_radius radii levels"),
-    (">= 0 and finite", lambda value: 0 <= value < inf, "tol esr_weight"),
+    (">= 0 and finite", lambda value: 0 <= value < inf, "tol esr_weight esr_target"),
     (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
     ("finite", isfinite, "snr_db"),
     ("a share of the words in (0, 1]", lambda value: 0 < value <= 1, "rates"),
-    ("an entropy in [0, 1]", lambda value: 0 <= value <= 1, "esr_target"),
     ("in [0, 1)", lambda value: 0 <= value < 1, "dropout"),
     # Minimum: a pair of one-token texts with three special tokens.
     ("in [5, 8192]", lambda value: 5 <= value <= 8192, "max_length"),

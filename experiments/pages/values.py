@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,18 @@ import numpy as np
 import pandas as pd
 
 from experiments import gaussian, report, tidy
+from experiments.paper import paper_score
+from hopfax.data.tasks import TASKS
 
 RESULTS = Path(__file__).parents[1] / "results"
-NOT_LEARNED, AT_BASELINE = "not learned", "at baseline"
+NOT_LEARNED, AT_BASELINE, UNTESTED = "not learned", "at baseline", "untested"
 WORDS = {"no difference": "not found", "smaller": "smaller than claimed", "n/a": "no interval"}
 NEAR = 1.0  # points that a kept score may lose
+# Run of `robustness` that has a task.
+GLUE = dict.fromkeys(("cola", "mrpc", "rte", "wnli"), "seven_tasks") | {
+    task: task for task in ("sst2", "stsb", "qqp", "mnli", "qnli")
+}
+SUPERGLUE = dict.fromkeys(("copa", "wic", "wsc"), "seven_tasks") | {"boolq": "boolq"}
 
 
 @functools.cache
@@ -57,10 +65,32 @@ def score(suite: str, run: str, model: str, **at: Any) -> float:
 
 def glue(model: str, **at: Any) -> float:
     """Mean over the nine tasks of GLUE, nan for a model that was not tested on all."""
-    runs = dict.fromkeys(("cola", "mrpc", "rte", "wnli"), "seven_tasks")
-    runs |= {task: task for task in ("sst2", "stsb", "qqp", "mnli", "qnli")}
-    means = [score("robustness", run, model, task=task, **at) for task, run in runs.items()]
+    return average(model, GLUE, **at)
+
+
+def superglue(model: str, **at: Any) -> float:
+    """Mean over four tasks of SuperGLUE, nan for a model that was not tested on all."""
+    return average(model, SUPERGLUE, **at)
+
+
+def average(model: str, tasks: Mapping[str, str], **at: Any) -> float:
+    """Mean over tasks, each with its run, nan for a model that was not tested on all."""
+    means = [score("robustness", run, model, task=task, **at) for task, run in tasks.items()]
     return float(np.mean(means))
+
+
+def learned(*models: str) -> dict[str, str]:
+    """Tasks that all models have learned, and their runs."""
+    return {
+        task: run
+        for task, run in {**GLUE, **SUPERGLUE}.items()
+        if all(is_learned("robustness", run, task, model) for model in models)
+    }
+
+
+def paper_average(model: str, tasks: Iterable[str], level: float = 0.0) -> float:
+    """The paper's mean over tasks at σ = `level`, nan where it lacks one."""
+    return float(np.mean([paper_score(TASKS[task].title, model, level) for task in tasks]))
 
 
 @functools.cache
@@ -79,8 +109,13 @@ def lead(
     suite: str, run: str, model: str, over: str, *, paper: float = np.nan, than: Any = (), **at: Any
 ) -> pd.Series:
     """Difference from another model, whose condition may differ, and a verdict on the paper's."""
+    untested = {"mean": np.nan, "low": np.nan, "high": np.nan, "verdict": UNTESTED, "bold": False}
+    if run not in runs(suite):
+        return pd.Series({**untested, "paper": paper})
     ours, theirs = cell(suite, run, model, **at), cell(suite, run, over, **{**at, **dict(than)})
     pairs = tidy.paired(ours, theirs, on=["seed"])[["seed", "score"]]
+    if pairs.empty:
+        return pd.Series({**untested, "paper": paper})
     summary, both = tidy.summarize(pairs.assign(task="")), pd.concat([ours, theirs])
     sets = both.task.str.contains(":").any()
     if sets or "corruption" in at:  # so few rows that the interval includes their choice
@@ -102,6 +137,7 @@ def claims() -> pd.DataFrame:
     """Differences that the Robertha paper reports beside ours: `claims.csv` with `lead`."""
     table = pd.read_csv(Path(__file__).with_name("claims.csv"))
     cells = table.drop(columns=["group", "subject", "claim", "source"])
+    cells["than"] = cells.than.map({"clean": {"snr_db": None, "sigma": None}})
     leads = pd.DataFrame([lead(**row.dropna()) for _, row in cells.iterrows()])
     return table.drop(columns="paper").join(leads.drop(columns="task"))
 

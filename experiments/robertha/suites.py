@@ -50,7 +50,7 @@ TYPOS = {
     "paper": {"rates": (0.1, 0.2, 0.3), "texts": None},
 }
 SWEEP = (
-    *(f"robertha-esr-target-{value:g}" for value in (0.1, 0.2, 0.5, 0.7, 1)),
+    *(f"robertha-esr-target-{value:g}" for value in (0.1, 0.2, 0.5, 0.7, 5, 50)),
     *(f"robertha-esr-weight-{value:g}" for value in (0, 0.01, 0.1, 0.2, 1)),
     *(f"robertha-beta-{value}" for value in (1, 5, 10, 20, 30, 50, 100)),
 )
@@ -188,13 +188,14 @@ class Hyperparameters(Noisy):
     0.35, 0.05 and 15; without ESR, or with a large weight, strong noise costs MRPC about 5 points
     more.
 
-    Command: `python -m experiments hyperparameters` (18 Robertha models on an embedded task), or
-    the paper's tasks: `--task mrpc boolq --data-dir DIR --vocab DIR/vocab.txt`.
+    Command: `python -m experiments hyperparameters` (19 Robertha models on an embedded task), or
+    the paper's tasks: `--task mrpc boolq --data-dir DIR --vocab DIR/vocab.txt`. On an encoder that
+    learns them: `--pretrained FOLDER --model pretrained-esr pretrained-esr-esr-target-5 ...`.
 
     Expected: no more intervals that exclude zero than chance predicts.
 
-    One parameter changes at a time. The paper's targets of 5 and 50 are outside the range of a
-    normalized entropy; 1 replaces them.
+    One parameter changes at a time. At targets above 1, ESR only raises the entropy. With models
+    that change both, such as robertha-esr-weight-1-esr-target-5, the page has a heat map.
     """
 
     NAME = "hyperparameters"
@@ -202,6 +203,12 @@ class Hyperparameters(Noisy):
     SMOKE = ("robertha", "robertha-esr-target-0.1")
 
     model: tuple[str, ...] = ("robertha", *SWEEP)
+
+    def page(self, folder: Path) -> Page:
+        """Adds a heat map of ESR's weight and target."""
+        from experiments.robertha import sweep
+
+        return sweep.page(folder, self.encoder.models(self.names()))
 
 
 @dataclass(frozen=True, kw_only=True)

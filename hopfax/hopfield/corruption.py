@@ -121,6 +121,9 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
         >>> signal = jnp.ones((3, 4))
         >>> round(float(hopfield.snr_db(signal, 0.1 * signal)), 3)
         20.0
+
+    References:
+        Robertha, Eq. 6, whose ratio omits the dimension: it is $10 \log_{10}$ `width` dB higher.
     """
     signal, noise = jnp.asarray(signal), jnp.asarray(noise)
     check_shapes(signal=(signal, "tokens width"), noise=(noise, "tokens width"))

@@ -5,14 +5,13 @@ None means all. Use `jax.vmap` for a batch. All raise the errors of `key_spectru
 """
 
 import math
-import warnings
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_range, check_shapes, compile_once, full_mask, is_traced, real_type
+from hopfax.checks import check_range, check_shapes, compile_once, full_mask, real_type
 from hopfax.hopfield.retrieval import matmul
 
 Entropy = Literal["shannon", "renyi2"]
@@ -163,12 +162,7 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
 def _check_target(*_: Any, target: Any = 0.35, **__: Any) -> None:
     check_shapes(target=(target, ""))
-    if not is_traced(target) and not 0 <= float(target) <= 1:
-        warnings.warn(
-            f"the ESR target must be in [0, 1], the range of the normalized entropy, got "
-            f"{float(target):g}: the penalty only drives the entropy to the nearer end",
-            stacklevel=3,
-        )
+    check_range(0, ends="[)", target=target)
 
 
 @compile_once("entropy", check=_check_target)
@@ -185,8 +179,10 @@ def esr_penalty(
 
     Args:
         keys: One key per row, width at least 2.
-        target: The entropy $\alpha$, in [0, 1]. The same target requires a flatter spectrum
-            with `"renyi2"`, the smaller entropy.
+        target: The entropy $\alpha$, >= 0. Entropies are in [0, 1]: above 1, as the 5 and 50 of
+            the paper's sweep, the penalty only raises the entropy, with slope
+            $2 (\alpha - H_{norm})$. The same target requires a flatter spectrum with
+            `"renyi2"`, the smaller entropy.
         mask: True where a token is real; None means all.
         entropy: See `eigen_entropy`.
 
@@ -194,10 +190,6 @@ def esr_penalty(
         As in `eigen_entropy`. Second derivatives of `"shannon"` differentiate eigenvectors and are
         nan where two eigenvalues are equal, as with fewer tokens than coordinates. Those of
         `"renyi2"` are exact everywhere.
-
-    Warns:
-        UserWarning: If `target` is outside [0, 1], where the penalty only maximizes or minimizes
-            the entropy. The paper's sweep includes 5 and 50.
 
     Example:
         >>> import jax.numpy as jnp

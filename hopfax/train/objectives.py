@@ -109,7 +109,8 @@ def classification(
         model: The classifier.
         regression: Use squared error instead of cross-entropy.
         esr_weight: Lambda, >= 0; 0 computes no spectrum.
-        esr_target: Alpha, in [0, 1].
+        esr_target: Alpha, >= 0. Above 1, ESR only raises the entropy H_norm of a layer, with slope
+            2 `esr_weight` (alpha - H_norm).
         esr_in_nats: Use the released program's $(H - \alpha \log d)^2$: $(\log d)^2$ times Eq. 12.
         esr_masked: Whether the spectrum excludes padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
@@ -123,8 +124,7 @@ def classification(
     References:
         Robertha, Eq. 12 and Table 15.
     """
-    check_range(0, ends="[)", esr_weight=esr_weight)
-    check_range(0, 1, esr_target=esr_target)
+    check_range(0, ends="[)", esr_weight=esr_weight, esr_target=esr_target)
 
     def penalty(keys: Array, mask: Array) -> Array:
         return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)

@@ -2,6 +2,7 @@ import importlib
 import re
 import shlex
 
+import pandas as pd
 import pytest
 import tyro
 
@@ -73,6 +74,26 @@ def test_a_lead_has_the_verdict_of_its_interval_and_none_where_nothing_was_learn
     assert lead.verdict == "not found" and lead.low < 0 < lead.high
     lead = values.lead("robustness", "qnli", "robertha", "tinybert", snr_db=6, paper=8.7)
     assert lead.verdict == "not learned" and not lead.bold
+
+
+def test_a_claim_without_a_run_or_a_model_is_untested():
+    for run, model in (("table5", "robertha-base"), ("sst2", "robertha-base")):
+        lead = values.lead("scaling", run, model, "tinybert-tiny", paper=4.3, sigma=2.0)
+        assert lead.verdict == "untested" and not lead.bold and tidy.clear(lead.to_frame().T) == 0
+
+
+def test_averages_are_means_over_suites_or_over_learned_tasks():
+    table = pd.read_csv(pages.RESULTS / "data" / "robustness.csv")
+    table = table[(table.metric == "score") & (table.model == "robertha")]
+    clean = table[(table.corruption == "none") & table.run.isin(["seven_tasks", "boolq"])]
+    suite = clean[clean.task.isin(["copa", "wic", "wsc", "boolq"])].groupby("task").score.mean()
+    assert values.superglue("robertha") == pytest.approx(suite.mean()) and len(suite) == 4
+    tasks = values.learned("tinybert", "robertha")
+    assert [*tasks] == ["sst2", "stsb", "qqp"]
+    noisy = table[(table.site == "token") & (table.protocol == "matched") & (table.level == 0.5)]
+    means = noisy[noisy.run == noisy.task].groupby("task").score.mean()[[*tasks]]
+    assert values.average("robertha", tasks, snr_db=6) == pytest.approx(means.mean())
+    assert values.paper_average("robertha", tasks, 0.5) == pytest.approx((80 + 59.5 + 71.9) / 3)
 
 
 def test_the_kept_snr_is_the_lowest_before_the_first_loss():

@@ -266,6 +266,11 @@ def test_a_condition_is_predicted_and_scored_by_seed(cell):
     for seed, logits in zip((1, 2, 3), predicted.logits, strict=True):
         wanted = scores(("accuracy",), logits, predicted.labels)["score"]
         assert (rows.score[seed], rows.num_examples[seed]) == (pytest.approx(wanted), 40)
+    own = cell._replace(data=cell.data._replace(spec=replace(cell.data.spec, suite="own")))
+    f1 = [row["score"] for row in conditions.rows(own, noise, model="a") if row["metric"] == "f1"]
+    chosen, labels = predicted.logits.argmax(-1), predicted.labels
+    expected = 2 * (chosen & labels).sum(-1) / (chosen.sum(-1) + labels.sum())
+    np.testing.assert_allclose(f1, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def test_the_budget_fills_what_is_left_out():
         ({"data": Data(train="SST-2.tsv", **OWN)}, "--train must not have a task's name.*: SST-2"),
         ({"data": Data(train="=cmd|\udce9.csv", **OWN)}, r"=\+-@ first: =cmd\|\?"),
         ({"noise": Noise(levels=(-1.0,))}, "--levels must be > 0 and finite, got -1.0"),
+        ({"encoder": Encoders(esr_target=-1.0)}, "--esr-target must be >= 0 and finite, got -1.0"),
     ],
 )
 def test_wrong_values_are_refused_by_flag(flags, message):
@@ -50,7 +51,7 @@ def test_a_smoke_run_shortens_only_lists_that_were_left_out():
 
     assert smoke() == ((0.1,), 4)
     assert smoke("--rates", "0.2", "0.3", "--texts", "9") == ((0.2, 0.3), 9)
-    assert len(Hyperparameters().names()) == 18
+    assert len(Hyperparameters().names()) == 19
     assert Hyperparameters(budget="smoke").names() == ("robertha", "robertha-esr-target-0.1")
     named = Hyperparameters(budget="smoke", model=("robertha-beta-1",))
     assert named.names() == ("robertha-beta-1",)

@@ -69,6 +69,14 @@ DEGENERATE = {
 }
 
 
+def test_a_target_above_one_only_raises_the_entropy(x64, rng):
+    keys = jnp.asarray(rng.normal(size=(9, 4)))
+    entropy, slope = jax.value_and_grad(hopfield.eigen_entropy)(keys)
+    for target in (1.5, 50):  # all warnings are errors
+        raised = jax.grad(hopfield.esr_penalty)(keys, target=target)
+        np.testing.assert_allclose(raised, -2 * (target - entropy) * slope, rtol=1e-9)
+
+
 def test_spectrum_and_summaries_are_the_papers(x64, keys):
     assert_is_the_oracles(measure(keys), keys, rtol=1e-9)
     shares = spectrum(keys)
