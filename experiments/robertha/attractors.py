@@ -61,7 +61,7 @@ WIDTHS = {1: (8, 12, 16, 20), 3: (4, 6, 8, 10, 16, 20)}  # of the factor K
 TEXTS = 8
 RATIO = "log₂ λ₁/λ₂"
 PANELS = {
-    "distance": Panel("Theorem 2: smallest constant C", "log₁₀ δ", "log₁₀ C"),
+    "distance": Panel("Theorem 2: smallest constant C", "log₂ δ", "C", log=True),
     "basin": Panel("Theorem 3: basins of all patterns", RATIO, "radius", connected=False),
     "own basin": Panel("Basins of patterns with their own attractor", RATIO, "radius",
                        connected=False),
@@ -300,21 +300,19 @@ def subjects(frame: pd.DataFrame) -> pd.Series:
 
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the panels show: means and 95 % ranges over key sets, and capacities as formulas."""
-    lines, x = frame.metric.isin(["distance", "patterns"]), np.log2(frame.ratio)
-    x = x.where(~lines, frame.level).where(
-        frame.metric != "distance", np.log10(frame.level.where(frame.level > 0))
+    """What the panels show: medians and 95 % ranges over key sets, and formulas of capacity."""
+    shifted, lines = frame.metric == "distance", frame.metric.isin(["distance", "patterns"])
+    score, x = frame.score.where(~shifted, frame.constant), frame.ratio.where(~lines, frame.level)
+    table = frame.assign(
+        subject=subjects(frame), group=x.where(lines, frame.model), score=score, x=x
     )
-    score = frame.score.where(frame.metric != "distance", np.log10(frame.constant.clip(1e-7)))
-    group = frame.level.astype(str).where(lines, frame.model)
-    table = frame.assign(subject=subjects(frame), group=group, x=x, score=score)
     groups = table.groupby(["metric", "subject", "group"], sort=False)
+    points = groups[["score", "x", "bound"]].median().rename(columns={"score": "mean"})
     ends = groups.score.quantile([0.025, 0.975]).unstack().set_axis(["low", "high"], axis=1)
-    points = groups.agg(mean=("score", "median"), x=("x", "mean"), bound=("bound", "mean")).join(
-        ends
-    )
-    points = points.reset_index().assign(formula=np.nan)
-    curves = points[points.metric == "patterns"].assign(mean=np.nan)
+    points = points.join(ends).reset_index().assign(formula=np.nan)
+    capacities = points.metric == "patterns"
+    points.loc[~capacities, "x"] = np.log2(points.x[~capacities])
+    curves = points[capacities].assign(mean=np.nan)
     bounds = curves.assign(subject="Ramsauer's bound, " + curves.subject, formula=curves.bound)
     classical = curves.assign(subject="0.14 d", formula=np.log2(0.14 * curves.x))
     formulas = pd.concat([bounds, classical]).drop_duplicates(["subject", "x"])
@@ -355,8 +353,9 @@ def page(folder: Path) -> report.Page:
         ["keys", "claim", "paper", "measured", "verdict"], cells,
         f"Distances above `reconstruction_bound`: {frame.violations.sum():g}",
     )  # fmt: skip
+    most = f"N at most {frame.num_examples.max():g}"
     panels = report.panels(
-        f"Medians and 95 % ranges over key sets; N is at most {frame.num_examples.max():g}", drawn(frame), specs=PANELS,
+        f"Medians and 95 % ranges over key sets of variance 1; {most}", drawn(frame), specs=PANELS,
         col="metric", x="x", hue="subject",
     )  # fmt: skip
     energies = report.Picture(landscapes, "Figure 2: energy of six keys, β = 8")

@@ -1,7 +1,5 @@
 """The bound on where retrieval from near a pattern ends, and the Hessian of the energy."""
 
-from itertools import chain, combinations
-
 import jax
 import numpy as np
 import pytest
@@ -11,22 +9,9 @@ from hopfax import hopfield
 
 
 def limit(queries, patterns, beta):
-    for _ in range(3000):
+    for _ in range(500):
         queries = softmax(beta * queries @ patterns.T, axis=1) @ patterns
     return queries
-
-
-def largest_step(number, patterns, beta, radius):
-    """The largest distance of an update within a radius, over all sets of competing patterns."""
-    apart = np.delete(patterns[number] - patterns, number, axis=0)
-    distances = np.linalg.norm(apart, axis=1)
-    weights = np.exp(-beta * (apart @ patterns[number] - radius * distances))
-    sets = chain.from_iterable(
-        combinations(range(len(apart)), size) for size in range(1, len(apart) + 1)
-    )
-    return max(
-        weights[[*each]] @ distances[[*each]] / (1 + weights[[*each]].sum()) for each in sets
-    )
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.1, 0.5, 2.0])
@@ -43,23 +28,6 @@ def test_no_query_ends_beyond_the_bound(rng, beta, delta):
             assert ends.max() <= bound[number] * (1 + 1e-5) + 1e-6
 
 
-def test_the_bound_is_the_smallest_ball_that_updates_keep(rng):
-    patterns = 2 * rng.normal(size=(5, 3))
-    for delta in (0.0, 0.6):
-        found = hopfield.reconstruction_bound(patterns, beta=1.0, delta=delta)
-        for number in range(5):
-            radius = delta
-            for _ in range(2000):
-                radius = max(radius, largest_step(number, patterns, 1.0, radius))
-            for _ in range(2000):
-                radius = min(radius, largest_step(number, patterns, 1.0, radius))
-            np.testing.assert_allclose(found[number], radius, rtol=2e-3)
-    farthest = np.linalg.norm(patterns[:, None] - patterns, axis=2).max(1)
-    for beta, delta in ((1e-3, 0.1), (1.0, 1e4)):
-        bound = hopfield.reconstruction_bound(patterns, beta=beta, delta=delta)
-        assert np.all((bound > 0.5 * farthest) & (bound <= 1.00001 * farthest))
-
-
 def test_the_bound_of_two_patterns_is_the_attractor_and_does_not_vanish_with_delta():
     """x = a tanh(β a x): Theorem 2's C r δ tends to 0, and the distance does not."""
     a, beta = 1.5, 0.9
@@ -71,6 +39,9 @@ def test_the_bound_of_two_patterns_is_the_attractor_and_does_not_vanish_with_del
         bound = hopfield.reconstruction_bound(patterns, beta=beta, delta=delta)
         np.testing.assert_allclose(bound, expected, rtol=1e-3)
     assert a - end > 0.05
+    for beta, delta in ((1e-3, 0.1), (0.9, 1e4)):  # nothing to prove: at most the farthest pattern
+        bound = hopfield.reconstruction_bound(patterns, beta=beta, delta=delta)
+        assert np.all((bound > 0.99 * a) & (bound < 2.0001 * a))
 
 
 def test_masked_patterns_have_no_bound_and_change_none(rng):
