@@ -255,8 +255,10 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
         scores = table.pivot(index="seed", columns=["metric", "level"], values="score")
         for claim, paper, statistic in statistics(table, scores):
             mean = statistic(np.arange(len(scores)))
-            ends = tidy.bootstrap(len(scores), statistic) if np.isfinite(mean) else [np.nan] * 2
-            lines.append((subject, claim, paper, mean, *ends, tidy.verdict(*ends, paper)))
+            low = high = np.nan
+            if np.isfinite(mean):
+                low, high = tidy.bootstrap(len(scores), statistic)
+            lines.append((subject, claim, paper, mean, low, high, tidy.verdict(low, high, paper)))
     columns = ["subject", "claim", "paper", "mean", "low", "high", "verdict"]
     return pd.DataFrame(lines, columns=columns)
 
@@ -275,7 +277,7 @@ def statistics(
             exceeds = (bits[known.index] >= known).to_numpy()
             yield "exceeds Ramsauer's bound", 1.0, lambda chosen: exceeds[chosen].mean()
         return
-    logs = np.log(scores["distance"].clip(lower=1e-7))
+    logs: Any = np.log(scores["distance"].clip(lower=1e-7))
     exponents = np.polyfit(np.log(logs.columns), logs.to_numpy().T, 1)[0]
     yield "distance grows as δ", 1.0, lambda chosen: exponents[chosen].mean()
     spectra = table.groupby("seed")[["effective_rank", "ratio"]].first()
@@ -308,7 +310,9 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     )
     groups = table.groupby(["metric", "subject", "group"], sort=False)
     points = groups[["score", "x", "bound"]].median().rename(columns={"score": "mean"})
-    ends = groups.score.quantile([0.025, 0.975]).unstack().set_axis(["low", "high"], axis=1)
+    ends = (
+        groups.score.quantile(np.array([0.025, 0.975])).unstack().set_axis(["low", "high"], axis=1)
+    )
     points = points.join(ends).reset_index().assign(formula=np.nan)
     capacities = points.metric == "patterns"
     points.loc[~capacities, "x"] = np.log2(points.x[~capacities])
@@ -346,8 +350,8 @@ def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
     cells = [
-        [row.subject, row.claim, f"{row.paper:g}", report.bracketed(row._asdict(), 2), row.verdict]
-        for row in claims(frame).itertuples()
+        [row.subject, row.claim, f"{row.paper:g}", report.bracketed(row, 2), row.verdict]
+        for _, row in claims(frame).iterrows()
     ]
     table = report.Table(
         ["keys", "claim", "paper", "measured", "verdict"], cells,
