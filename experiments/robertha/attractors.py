@@ -5,12 +5,13 @@ from a distance δ of a pattern ends within C r_eff δ of it, with a constant C 
 r_eff of the keys; basin radii are proportional to λ₁/λ₂ of the keys' covariance, and the attractors
 of low-rank keys are well separated; 2^(d/2) patterns can be stored.
 
-Command: `python -m experiments attractors` (four minutes on two cores). With
+Command: `python -m experiments attractors` (two minutes on two cores). With
 `--run runs/robustness/ID --model robertha` also on the keys of a trained model.
 
 Expected: no such C, since the attractor is not the pattern: within the basin, their distance does
-not depend on δ, and it is larger at low rank. Wide basins are shared: at higher λ₁/λ₂, fewer
-attractors are left, and the basins of patterns that keep their own are narrower.
+not depend on δ, and it is larger at low rank. (From its attractor, it is 0.) Wide basins are shared:
+at higher λ₁/λ₂, fewer attractors are left, and the basins of patterns that keep their own are
+narrower.
 
 Random keys are normal, with the spectrum of a power law or a spike. All keys are scaled to
 variance 1 (the trace of their covariance), trained ones for each text, layer and head, with the β
@@ -359,7 +360,7 @@ def page(folder: Path) -> report.Page:
     )  # fmt: skip
     most = f"N at most {frame.num_examples.max():g}"
     panels = report.panels(
-        f"Medians and 95 % ranges over key sets of variance 1; {most}", drawn(frame), specs=PANELS,
+        f"Medians and 95 % ranges; {most}", drawn(frame), specs=PANELS,
         col="metric", x="x", hue="subject",
     )  # fmt: skip
     energies = report.Picture(landscapes, "Figure 2: energy of six keys, β = 8")
