@@ -9,9 +9,9 @@ Command: `python -m experiments attractors` (two minutes on two cores). With
 `--run runs/robustness/ID --model robertha` also on the keys of a trained model.
 
 Expected: no such C, since the attractor is not the pattern: within the basin, their distance does
-not depend on δ, and it is larger at low rank. (From its attractor, it is 0.) Wide basins are shared:
-at higher λ₁/λ₂, fewer attractors are left, and the basins of patterns that keep their own are
-narrower.
+not depend on δ, and it is larger at low rank. (From its own attractor, it is 0.) Wide basins are
+shared: at higher λ₁/λ₂, fewer attractors are left, and the basins of patterns that keep their own
+are narrower.
 
 Random keys are normal, with the spectrum of a power law or a spike. All keys are scaled to
 variance 1 (the trace of their covariance), trained ones for each text, layer and head, with the β
