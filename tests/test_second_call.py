@@ -107,6 +107,7 @@ CORE = {
     "candidates": denoising(hopfield.candidates, count=3),
     "estimate_sigma": lambda key: hopfield.estimate_sigma(drawn(key, 5, 4), drawn(key, 50, 4)),
     "capacity_snr_db": lambda key: hopfield.capacity_snr_db(9 * level(key), width=4),
+    "reconstruction_bound": of_keys(hopfield.reconstruction_bound, beta=2.0, delta=0.1),
     "certified_radius": of_keys(hopfield.certified_radius),
     "recovery_bound": lambda key: hopfield.recovery_bound(drawn(key, 6, 4), sigma=level(key)),
     "recovery_rate": lambda key: hopfield.recovery_rate(drawn(key, 6, 4), sigma=level(key)),

@@ -19,6 +19,7 @@ from hopfax.hopfield.denoise import denoise_normalized as denoise_normalized
 from hopfax.hopfield.denoise import estimate_sigma as estimate_sigma
 from hopfax.hopfield.limits import capacity_snr_db as capacity_snr_db
 from hopfax.hopfield.limits import certified_radius as certified_radius
+from hopfax.hopfield.limits import reconstruction_bound as reconstruction_bound
 from hopfax.hopfield.limits import recovery_bound as recovery_bound
 from hopfax.hopfield.limits import recovery_rate as recovery_rate
 from hopfax.hopfield.retrieval import Trajectory as Trajectory

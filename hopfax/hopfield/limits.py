@@ -19,7 +19,7 @@ from hopfax.checks import (
     is_traced,
 )
 from hopfax.hopfield.denoise import LogPrior, Sigma, check_values, clear, prepare
-from hopfax.hopfield.retrieval import Mask, Patterns, Scalar, matmul
+from hopfax.hopfield.retrieval import Beta, Mask, Patterns, Scalar, matmul
 
 Index = Int[Array, " rows"] | None
 
@@ -31,6 +31,12 @@ def _check_channel(entropy_bits: Any, *, width: int, spectrum: Any = None) -> No
         check_shape((width,), spectrum=spectrum)
         check_range(0, spectrum=spectrum)
         check_range(0, 1.001, ends="[]", **{"sum of spectrum": jnp.sum(jnp.asarray(spectrum))})
+
+
+def _check_ball(patterns: Any, *, beta: Any, delta: Any, **_: Any) -> None:
+    check_shapes(patterns=(patterns, "patterns width"), beta=(beta, ""), delta=(delta, ""))
+    check_range(0, ends="()", beta=beta)
+    check_range(0, ends="[)", delta=delta)
 
 
 def _check_rows(patterns: Any, *, index: Any = None, **options: Any) -> dict[str, Any]:
@@ -88,6 +94,80 @@ def capacity_snr_db(
     # Equal power maximizes capacity.
     ends = jnp.minimum(white, 300), jnp.full_like(white, 300)
     return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halve, ends)[1])
+
+
+@compile_once(check=_check_ball)
+def reconstruction_bound(
+    patterns: Patterns, *, beta: Beta, delta: Scalar, mask: Mask = None
+) -> Float[Array, " patterns"]:
+    r"""Bounds the distance from each pattern to where retrieval from queries near it ends.
+
+    Every limit of `retrieve` from a query within $\delta$ of $x_i$ is within the bound of $x_i$.
+    If a state is within r of $x_i$, the ratio of pattern j's weight to that of $x_i$ is at most
+    $w_j$, and its update is within $g_i(r)$ of $x_i$:
+
+    $$w_j = \exp(-\beta (\langle x_i - x_j, x_i \rangle - r d_j)), \qquad
+    g_i(r) = \max_k \frac{\sum_{j \le k} w_j d_j}{1 + \sum_{j \le k} w_j}, \qquad
+    d_1 \ge d_2 \ge \dots$$
+
+    where $d_j = \|x_i - x_j\|$. A ball with $g_i(r) \le r$ is mapped into itself. The bound is the
+    limit of r, $g_i(r)$, $g_i(g_i(r))$, ... from the smallest such $r \ge \delta$.
+
+    Args:
+        patterns: Stored patterns, one per row.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
+        delta: Distance $\delta$ >= 0 of the queries.
+        mask: True where a pattern is real; None means all.
+
+    Returns:
+        The bound for each pattern, exact for two patterns; nan where `mask` is False. At most the
+        distance to the farthest pattern, which always holds.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> patterns = jnp.array([[1.0], [-1.0]])
+        >>> for delta in (0.0, 0.5, 1.5):  # beyond 1, a query ends at the other pattern
+        ...     print(f"{hopfield.reconstruction_bound(patterns, beta=2.0, delta=delta)[0]:.3f}")
+        0.042
+        0.042
+        1.958
+
+    References:
+        Robertha, Theorem 2, which states $C\, r_{eff}\, \delta$ for an effective rank $r_{eff}$ and
+        a constant C. That tends to 0 with $\delta$; the distance does not, since the attractor is
+        not the pattern itself.
+    """
+    patterns, prior, _ = prepare(patterns, None, mask)
+    patterns, real = clear(patterns, prior), jnp.isfinite(prior)
+    rounding = max(8, patterns.shape[1]) * jnp.finfo(patterns.dtype).eps
+
+    def bound(number: Array) -> Array:
+        own = patterns[number]
+        apart = own[None] - patterns
+        distances = jnp.where(real, jnp.linalg.norm(apart, axis=1), 0)
+        order = jnp.argsort(-distances)
+        margins, distances = matmul(apart, own)[order], distances[order]
+        error = rounding * jnp.linalg.norm(own)
+
+        def image(radius: Array) -> Array:
+            logits = beta * ((radius + error) * distances - margins)
+            logits = jnp.where(distances > 0, logits, -jnp.inf)
+            moved = jax.lax.cumlogsumexp(logits + jnp.log(distances))
+            return jnp.max(jnp.exp(moved - jnp.logaddexp(0, jax.lax.cumlogsumexp(logits))))
+
+        def grow(_: int, radius: Array) -> Array:  # past the ball, so that rounding cannot hide it
+            return jnp.maximum(radius, 1.001 * image(radius))
+
+        def shrink(_: int, radius: Array) -> Array:
+            return jnp.minimum(radius, image(radius))
+
+        radius = jax.lax.fori_loop(0, 50, grow, jnp.asarray(delta, patterns.dtype))
+        radius = jnp.where(image(radius) <= radius, radius, distances[0])
+        return jnp.maximum(jax.lax.fori_loop(0, 50, shrink, radius), error)
+
+    bounds = jax.lax.map(bound, jnp.arange(len(patterns)), batch_size=256)
+    return jnp.where(real, bounds, jnp.nan)
 
 
 @compile_once()

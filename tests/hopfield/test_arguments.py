@@ -29,6 +29,7 @@ candidates = partial(hopfield.candidates, noisy=STATE, patterns=PATTERNS, count=
 estimate = partial(hopfield.estimate_sigma, noisy=PATTERNS, patterns=PATTERNS)
 capacity = partial(hopfield.capacity_snr_db, entropy_bits=10.0, width=2)
 rate = partial(hopfield.recovery_rate, patterns=PATTERNS, sigma=1.0)
+ball = partial(hopfield.reconstruction_bound, patterns=PATTERNS, beta=1.0, delta=1.0)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,13 @@ rate = partial(hopfield.recovery_rate, patterns=PATTERNS, sigma=1.0)
         (capacity, {"spectrum": STATE / 4}, r"spectrum must have shape \(2,\), got \(4,\)"),
         (capacity, {"spectrum": STATE[:2]}, r"sum of spectrum must be in \[0, 1.001\], got 2"),
         (capacity, {"spectrum": jnp.array([1.5, -0.5])}, "spectrum must be >= 0"),
+        (ball, {"beta": -1}, "beta must be > 0 and finite, got -1"),
+        (ball, {"delta": -0.5}, "delta must be >= 0 and finite, got -0.5"),
+        (
+            ball,
+            {"patterns": STATE},
+            r"patterns, beta and delta must have shape \(patterns, width\)",
+        ),
         (rate, {"index": [-1]}, r"index must be in \[0, 2\], got -1"),
         (rate, {"index": [0.5]}, "index must be an integer, got .0.5"),
         (rate, {"index": 3}, r"index must have shape \(rows,\), got \(\)"),
