@@ -39,6 +39,7 @@ EXPERIMENTS = {
     "adversarial": "experiments.robertha.suites:Adversarial",
     "fine-tuning": "experiments.robertha.suites:FineTuning",
     "learning-rates": "experiments.robertha.suites:LearningRates",
+    "norms": "experiments.robertha.norms",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",

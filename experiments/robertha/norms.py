@@ -1,0 +1,339 @@
+"""Are tokens whose embeddings have a low norm more vulnerable to noise?
+
+Paper: Podasca and Das (2026), section 3, Tables 1 and 16 to 20, Figures 3, 4 and 8. Claims: noise
+on low-norm tokens turns right predictions of BERT wrong 3.3 times as often as noise of the same σ
+on high-norm tokens (SST-2: 14.9 against 3.9 %); TinyBERT's ratio is larger.
+
+Commands: `python -m experiments norms --task sst2 --data-dir DIR` (TinyBERT from scratch), or with
+`--pretrained FOLDER` for a fine-tuned encoder. Models that `robustness` or `fine-tuning` has
+trained with the same flags are not trained again.
+
+Expected: of the paper's groups, the one that covers more of a text flips more predictions. With as
+many tokens and the same SNR, low-norm tokens are no more vulnerable than others.
+
+Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
+the training texts' tokens, the shares of BERT's norms below 1.0 and above 1.5. (The lowest norms of
+a whole table are those of unused tokens.) They differ in size: in BERT, 335 low-norm words are 65 %
+of SST-2's tokens. Same SNR per token, the fair protocol: a quarter of each text's tokens, those
+with the lowest norms, the highest, or at random. Random tokens are as many as low-norm ones in
+both. [CLS], [SEP] and padding are never chosen.
+
+Eq. 6, SNR = ‖e‖²/σ², leaves out the width, so σ has two readings. As the norm of a token's noise,
+0.5, 1 and 2 are +9, +3 and -3 dB at BERT's mean norm of 1.40; as the deviation of each of 768
+entries, 0.5 is already -20 dB. The levels of σ are these four, in units of the table's root mean
+square.
+
+Verdicts are at the strongest noise: low minus high in points against the difference in Table 19
+(`tidy.verdict`), by both protocols, and the ratio on a logarithmic scale, if each seed has ten
+flips in both groups; then by what TinyBERT's ratio exceeds the encoder's. Intervals include seeds
+and rows. A predicted score is right within one point of its label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from experiments import conditions, figures, gaussian, report, runner, tidy
+from experiments.cells import Cell
+from experiments.conditions import CellPredictions
+from experiments.runner import Trial
+from experiments.settings import Flags, optional, resolved
+from hopfax import hopfield
+from hopfax.data import Encoded, TaskData
+
+REPRODUCES = "Robertha, Tables 1, 16-20, Figures 3, 4, 8: vulnerability of tokens by norm"
+LOW, HIGH, SHARE = 0.011, 0.287, 0.25  # of the vocabulary, Table 16; of a text's tokens
+MEAN_NORM, WIDTH = 1.40, 768  # of BERT's table
+SIGMAS = (*(sigma / MEAN_NORM for sigma in (0.5, 1, 2)), 0.5 * WIDTH**0.5 / MEAN_NORM)
+NOISES = *product(["sigma"], np.round(SIGMAS, 3).tolist()), *product(["per-token"], (1.0, 2.0, 4.0))
+GROUPS = LOWEST, HIGHEST, RANDOM = "low norm", "high norm", "random"
+GAP, RATIO = "low - high", "low / high"
+CLAIMS = ("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)
+MIN_FLIPS = 10  # of each seed and group, for a ratio
+# BERT's flips in percent with low-norm and high-norm tokens; TinyBERT's ratio.
+TABLE_19 = {
+    "CoLA": (62.3, 38.1), "MRPC": (62.7, 7.9), "SST-2": (14.9, 3.9), "STS-B": (36.8, 18.4),
+    "RTE": (23.8, 6.8), "BoolQ": (23.0, 5.8), "WiC": (39.2, 17.6), "COPA": (18.5, 12.0),
+}  # fmt: skip
+TABLE_20 = {"SST-2": 4.8, "CoLA": 3.2, "STS-B": 3.8, "BoolQ": 3.1, "WiC": 4.3}
+TABLE_16 = {LOWEST: (335, 0.96), "middle": (21_423, 1.31), HIGHEST: (8764, 1.64)}
+TABLE_17 = {
+    "not": 0.978, "never": 0.982, "only": 0.945, "some": 0.941, "all": 0.938, "excellent": 0.963,
+    "terrible": 0.958, "crucial": 0.971, "trillion": 1.786, "clockwise": 1.750, "whichever": 1.859,
+    "galaxy": 1.456,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Flags):
+    """Which models to test."""
+
+    model: Annotated[
+        tuple[str, ...] | None, optional("NAME ...", "tinybert; with --pretrained, pretrained")
+    ] = None
+    """Models, see `robustness`."""
+
+
+def run(config: Config) -> Path:
+    """Trains and tests what is missing, then writes the page; returns the run's folder."""
+    default = ("pretrained" if config.encoder.pretrained else "tinybert",)
+    config = resolved(replace(config, model=config.model or default))
+    models = config.encoder.models(config.model or ())
+    tests = [conditions.Gaussian(), *(each for noise in NOISES for each in selective(*noise))]
+    pairs = product(config.data.task, models.items())
+    trials = [Trial(task, name, model, tests) for task, (name, model) in pairs]
+    return runner.fill("norms", config, runner.jobs(config, trials, measure), page)
+
+
+def measure(
+    config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None]
+) -> Mapping[str, pd.DataFrame]:
+    """Trains and measures the model of a trial, see `runner.Job`."""
+    scores = runner.measure(config, trial, data, on_progress)["results"]
+    cell = runner.open_cell(config, trial, data)
+    tables = {"results": [*scores, *flips(cell)], "norms": [*norm_rows(cell)]}
+    names = {"task": trial.task, "model": trial.model}
+    return {stem: pd.DataFrame(rows).assign(**names) for stem, rows in tables.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selective(conditions.Gaussian):
+    """Gaussian noise on the token embeddings of one of `GROUPS`, its `corruption`."""
+
+    site: str = "token"
+    corruption: str
+
+    def key(self, cell: Cell) -> Any:
+        """See `Condition`."""
+        return {**super().key(cell), "shares": (LOW, HIGH, SHARE)}
+
+    def predict(self, cell: Cell) -> CellPredictions:
+        """See `Condition`."""
+        width = cell.params["tokens"]["embedding"].shape[-1]
+        unit = np.sqrt(np.mean(table_norms(cell) ** 2) / width) if self.protocol == "sigma" else 1
+        noise = self.noise._replace(level=self.level * unit, seeds=cell.spec.seeds)
+        options = {"noise": noise, "chosen": self.chosen(cell)}
+        return conditions.predict_split(cell, cell.data.test, cell.predictor, **options)
+
+    def chosen(self, cell: Cell) -> np.ndarray:
+        """Returns which tokens get noise, `(seeds, rows, choices, tokens)`.
+
+        Raises:
+            ValueError: No text has a token of the group.
+        """
+        (ids, words), norms = texts(cell, cell.data.test), table_norms(cell)
+        each, share = norms[:, ids], SHARE
+        if self.protocol == "sigma":
+            low, high = cuts(cell, norms)[..., None, None, None]
+            members = words & (each >= high if self.corruption == HIGHEST else each <= low)
+            share = members.sum(-1) / np.maximum(words.sum(-1), 1)
+        draws = np.random.default_rng(0).random(each.shape)
+        scores = {LOWEST: -each, HIGHEST: each, RANDOM: draws}[self.corruption]
+        chosen = np.asarray(select(scores, share, words))
+        if not chosen.any():
+            name, group = cell.data.spec.name, self.corruption
+            raise ValueError(f"{name} must have tokens of {group}, got {len(ids)} rows without")
+        return chosen
+
+
+@partial(jnp.vectorize, signature="(n),(),(n)->(n)")
+def select(scores: Any, share: Any, mask: Any) -> Any:
+    """`hopfield.select_tokens` for arrays of texts."""
+    return hopfield.select_tokens(scores, share=share, mask=mask)
+
+
+def selective(protocol: str, level: float) -> list[Selective]:
+    """Returns noise on each of `GROUPS`."""
+    return [Selective(protocol=protocol, level=level, corruption=group) for group in GROUPS]
+
+
+def cuts(cell: Cell, norms: np.ndarray) -> np.ndarray:
+    """Returns the norms below and above which a token is in a group, `(2, seeds)`."""
+    ids, words = texts(cell, cell.data.train)
+    return np.quantile(norms[:, np.unique(ids[words])], [LOW, 1 - HIGH], axis=1)
+
+
+def texts(cell: Cell, rows: Encoded) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids of rows in the order of their index, and which tokens are not special."""
+    rows = Encoded(*(part[np.argsort(rows.index)] for part in rows))
+    words = np.arange(rows.ids.shape[-1]) < rows.lengths[..., None]
+    words &= rows.ids != cell.data.vocabulary.sep_id
+    words[..., 0] = False
+    return rows.ids, words
+
+
+def table_norms(cell: Cell) -> np.ndarray:
+    """Returns the norms of the trained token embeddings, `(seeds, vocabulary)`."""
+    norms = np.linalg.norm(np.asarray(cell.params["tokens"]["embedding"], np.float64), axis=-1)
+    return cell.model.config.embedding_scale * norms
+
+
+def right(predicted: CellPredictions) -> np.ndarray:
+    """Returns which predictions are right, `(seeds, rows)`."""
+    if predicted.logits.shape[-1] == 1:
+        return np.abs(predicted.logits[..., 0] - predicted.labels) <= 1
+    return predicted.logits.argmax(-1) == predicted.labels
+
+
+def rates(clean: np.ndarray, wrong: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns flips in percent by group, their differences, and the logarithm of their ratio.
+
+    `clean` is `(seeds, rows)`, True where right without noise, and `wrong` `(groups, seeds, rows)`,
+    True where wrong with noise on a group; results are `(seeds,)`.
+    """
+    shares = low, high, random = 100 * (wrong & clean).sum(2) / np.maximum(clean.sum(1), 1)
+    gaps = {GAP: low - high, "low - random": low - random}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return dict(zip(GROUPS, shares, strict=True)) | gaps | {RATIO: np.log(low / high)}
+
+
+def flips(cell: Cell) -> Iterator[dict[str, Any]]:
+    """Rows of results.csv on flips, and on the share of the words that get noise."""
+    clean = right(conditions.predictions(cell, conditions.Gaussian()))
+    _, words = texts(cell, cell.data.test)
+    for tests in (selective(*noise) for noise in NOISES):
+        wrong = np.stack([~right(conditions.predictions(cell, each)) for each in tests])
+        columns = {**tests[0].columns(cell), "denoiser": "none", "num_examples": len(clean[0])}
+        hits = {each.corruption: each.chosen(cell).sum((1, 2, 3)) for each in tests}
+        values = {("words hit", group): 100 * hit / words.sum() for group, hit in hits.items()}
+        values |= {("flips", name): each for name, each in rates(clean, wrong).items()}
+        if (wrong[:2] & clean).sum(2).min() < MIN_FLIPS:
+            del values["flips", RATIO]
+        for (metric, name), scores in values.items():
+
+            def mean(rows: Any, name: str = name, wrong: np.ndarray = wrong) -> float:
+                return rates(clean[:, rows], wrong[:, :, rows])[name].mean()
+
+            ends = tidy.bootstrap(len(clean[0]), mean) if metric == "flips" else (None, None)
+            row = {**columns, "metric": metric, "corruption": name, "low": ends[0], "high": ends[1]}
+            for seed, score in zip(cell.spec.seeds, scores.round(4), strict=True):
+                yield {**row, "seed": seed, "score": score}
+
+
+def norm_rows(cell: Cell) -> Iterator[dict[str, Any]]:
+    """Rows of norms.csv on the trained table, mean over seeds: groups, words and a histogram."""
+    norms, (ids, words) = table_norms(cell).mean(0), texts(cell, cell.data.test)
+    uses = 100 * np.bincount(ids[words], minlength=len(norms)) / words.sum()
+    edges = np.linspace(norms.min(), norms.max(), 41)
+    for kind, (least, most) in {
+        "paper": (1.0, 1.5),
+        "quantile": cuts(cell, norms[None])[:, 0],
+    }.items():
+        low, high = norms <= least, norms >= most
+        for name, part in zip(TABLE_16, (low, ~(low | high), high), strict=True):
+            row = {"kind": kind, "name": name, "count": part.sum(), "tokens": uses[part].sum()}
+            row |= {"mean": norms[part].mean(), "std": norms[part].std()} if part.any() else {}
+            yield row | dict(zip(("paper count", "paper mean"), TABLE_16[name], strict=True))
+            weighted = (np.histogram(norms[part], edges, weights=w)[0] for w in (None, uses[part]))
+            for center, count, used in zip(edges[:-1] + np.diff(edges) / 2, *weighted, strict=True):
+                if kind == "quantile" and count:
+                    row = {"kind": "bin", "name": name, "mean": center}
+                    yield row | {"count": count, "tokens": used}
+    for word in [each for each in TABLE_17 if each in cell.data.vocabulary.tokens]:
+        norm = norms[cell.data.vocabulary.tokens.index(word)]
+        row = {"kind": "word", "name": word, "mean": norm, "rank": 100 * np.mean(norms < norm)}
+        yield row | {"paper mean": TABLE_17[word]}
+
+
+def intervals(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Returns means over seeds with intervals over seeds and rows, and names for the page."""
+    table = tidy.with_rows(tidy.summarize(tidy.scores(frame, metric)), frame, metric)
+    names = gaussian.titles(table.task.unique(), table.model.unique())
+    table["title"], table["panel"] = table.task.map(names), table.protocol.map(gaussian.PROTOCOLS)
+    table["noise"] = [gaussian.noise_label("matched", level) for level in table.level]
+    return table.assign(subject=table.title + ", " + table.model.map(names))
+
+
+def claims(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the verdicts: subject, claim, paper, mean, low, high, verdict.
+
+    A ratio has no numbers where a group has too few flips.
+    """
+    table = intervals(frame, "flips")
+    table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
+    models, ends = ["task", "model", "title", "subject"], ["mean", "low", "high"]
+    each = table[models].drop_duplicates().itertuples(index=False, name=None)
+    wanted = [(*model, *claim) for model, claim in product(each, CLAIMS)]
+    table = table.set_index([*models, "protocol", "corruption"])[ends].reindex(wanted).reset_index()
+    low, high = pd.DataFrame(TABLE_19).T.reindex(table.title).to_numpy(float).T
+    table["paper"] = np.where(table.corruption == RATIO, np.log(low / high), low - high)
+    table["claim"] = table.corruption + ", " + table.protocol.map(gaussian.PROTOCOLS)
+    unlearned = {*gaussian.not_learned(tidy.scores(frame), gaussian.constants(frame)).index}
+    table["learned"] = [pair not in unlearned for pair in zip(table.task, table.model, strict=True)]
+    logs = table[table.learned & (table.corruption == RATIO)].set_index("task")
+    ours, theirs = (logs[logs.model == name] for name in ("tinybert", "pretrained"))
+    half = np.hypot(ours.high - ours.low, theirs.high - theirs.low) / 2
+    ratio, paper = ours["mean"] - theirs["mean"], np.log(ours.title.map(TABLE_20).astype(float))
+    wider = ours.assign(mean=ratio, low=ratio - half, high=ratio + half, paper=paper - theirs.paper)
+    wider = wider.assign(claim="TinyBERT's ratio / encoder's").dropna(subset="mean")
+    table = pd.concat([table, wider], ignore_index=True)
+    table["verdict"] = [
+        tidy.verdict(row.low, row.high, row.paper) if row.learned else "not learned"
+        for row in table.itertuples()
+    ]
+    is_ratio, numbers = table.corruption == RATIO, ["paper", *ends]
+    table.loc[is_ratio, numbers] = np.exp(table.loc[is_ratio, numbers])
+    return table[["subject", "claim", *numbers, "verdict"]]
+
+
+def snr() -> pd.DataFrame:
+    """Returns the SNR of Tables 1 and 18, which leaves out the width, and the true one in dB."""
+    table = pd.DataFrame(product((0.5, 1.0, 2.0, 5.0), (LOWEST, HIGHEST)), columns=["σ", "group"])
+    ratio = (table.group.map(TABLE_16).str[1] / table["σ"]) ** 2
+    return table.assign(**{"paper's SNR": ratio, "true SNR, dB": 10 * np.log10(ratio / WIDTH)})
+
+
+def page(folder: Path) -> report.Page:
+    """Returns the page of a run."""
+    frame, norms = tidy.read(folder), pd.read_csv(folder / "norms.csv")
+    table, hit = intervals(frame, "flips"), intervals(frame, "words hit").assign(noise="words hit")
+    norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
+    shown = pd.concat([table[table.corruption != RATIO], hit])
+    shown["line"], shown["head"] = (
+        shown[first] + ", " + shown[second]
+        for first, second in (("subject", "corruption"), ("panel", "noise"))
+    )
+    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm", "count": "vocabulary"})
+    bins = bins.rename(columns={"tokens": "texts"}).melt(
+        ["subject", "name", "norm"], ["vocabulary", "texts"], var_name="of", value_name="mean"
+    )
+    bins["panel"] = bins.subject + ": " + bins["of"]
+    bins["mean"] *= 100 / bins.groupby("panel")["mean"].transform("sum")
+    bins[["low", "high", "formula"]] = np.nan
+    specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted(bins.panel.unique())}
+    axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
+    pictures = {
+        "flips": report.facets(
+            "Right predictions that flip", table[table.corruption.isin(GROUPS)], **axes,
+            xlabel="noise on the group", ylabel="flips, %",
+        ),
+        "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
+    }  # fmt: skip
+    groups = norms[norms.kind.isin(["paper", "quantile"])].astype({"count": int})
+    of_groups = ["subject", "kind", "name", "count", "paper count", "mean", "std", "paper mean"]
+    words = norms[norms.kind == "word"][["subject", "name", "mean", "paper mean", "rank"]]
+    verdicts, *others = (
+        report.Table(list(each), each.map(_shown).to_numpy().tolist(), caption)
+        for caption, each in {
+            "Verdicts at the strongest noise": claims(frame),
+            "Norms, by the paper's thresholds and by quantile": groups[[*of_groups, "tokens"]],
+            "Norms of words, and their rank in the vocabulary in %": words,
+            "SNR of Tables 1 and 18": snr(),
+        }.items()
+    )
+    rates = report.grid(shown, "line", "head", "Flips, %", cell=report.bracketed)
+    title = "Flips by the norm of the noisy tokens"
+    return report.Page(title, pictures=pictures, tables=[verdicts, rates, *others])
+
+
+def _shown(value: Any) -> str:
+    return report.number(value, 2) if isinstance(value, float) else str(value)

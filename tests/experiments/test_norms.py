@@ -1,0 +1,126 @@
+"""Vulnerability of tokens by norm: groups, flips, verdicts and the page."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import report, runner, tidy
+from experiments.models import variant
+from experiments.robertha import norms
+from experiments.settings import Data, Training, resolved
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    data = Data(task=("sentiment",), train_size=64, test_size=40, vocab_size=200)
+    sizes = Training(seeds=(1, 2, 3), epochs=2, width=16)
+    runs = str(tmp_path_factory.mktemp("runs"))
+    return norms.Config(budget="smoke", runs=runs, data=data, training=sizes)
+
+
+@pytest.fixture(scope="module")
+def folder(config):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(norms, "NOISES", norms.NOISES[3:5])
+        return norms.run(config)
+
+
+@pytest.fixture(scope="module")
+def cell(config, folder):
+    flags = resolved(replace(config, model=("tinybert",)))
+    trial = runner.Trial("sentiment", "tinybert", variant("tinybert"), ())
+    return runner.open_cell(flags, trial, runner.load(flags, "sentiment"))
+
+
+def test_a_run_measures_every_group_and_has_a_page(folder):
+    frame = tidy.read(folder)
+    hit = frame[frame.metric == "words hit"].pivot_table(
+        "score", ["protocol", "seed"], "corruption"
+    )
+    np.testing.assert_allclose(hit["low norm"], hit["random"])
+    assert set(norms.claims(frame).claim) >= {
+        "low - high, same σ",
+        "low - high, same SNR per token",
+    }
+    page = norms.page(folder)
+    assert [*page.pictures] == ["flips", "norms"] and all(table.rows for table in page.tables)
+    assert (folder / "flips.png").exists()
+
+
+@pytest.mark.parametrize("noise", [norms.NOISES[0], norms.NOISES[-1]])
+def test_groups_are_the_words_with_the_lowest_and_highest_norms(cell, noise):
+    low, high, random = (each.chosen(cell)[:, :, 0] for each in norms.selective(*noise))
+    table = np.linalg.norm(cell.params["tokens"]["embedding"], axis=-1)
+    rows = cell.data.train
+    used = [
+        ids[1 : length - 1] for ids, length in zip(rows.ids[:, 0], rows.lengths[:, 0], strict=True)
+    ]
+    cuts = np.quantile(table[:, np.unique(np.concatenate(used))], [0.011, 1 - 0.287], axis=1)
+    for seed, row in np.ndindex(low.shape[:2]):
+        length = cell.data.test.lengths[row, 0]
+        words = table[seed][cell.data.test.ids[row, 0, 1 : length - 1]]
+        order, count = np.argsort(words, kind="stable"), max(round(0.25 * len(words)), 1)
+        lowest, highest = words[order[:count]], words[order[::-1][:count]]
+        if noise[0] == "sigma":
+            lowest, highest = words[words <= cuts[0, seed]], words[words >= cuts[1, seed]]
+        for chosen, expected in ((low, lowest), (high, highest)):
+            np.testing.assert_array_equal(
+                np.sort(words[chosen[seed, row, 1 : length - 1]]), np.sort(expected)
+            )
+            assert (
+                chosen[seed, row].sum() == len(expected) == random[seed, row].sum()
+                or chosen is high
+            )
+
+
+def test_a_group_without_tokens_is_refused(cell):
+    table = np.ones((3, cell.data.vocabulary.size, 4))
+    table[:, np.unique(cell.data.test.ids)] = 2
+    empty = cell._replace(params={"tokens": {"embedding": table}})
+    with pytest.raises(ValueError, match="sentiment must have tokens of low norm, got 40 rows"):
+        norms.selective("sigma", 1.0)[0].chosen(empty)
+
+
+def test_flips_count_predictions_that_were_right():
+    clean = np.array([[True, True, True, True, False]])
+    wrong = np.array([[[True, True, False, False, True]], [[True] + [False] * 4], [[False] * 5]])
+    measured = norms.rates(clean, wrong)
+    assert [float(each[0]) for each in measured.values()] == [50, 25, 0, 25, 50, np.log(2)]
+
+
+def test_verdicts_compare_with_the_paper_and_few_flips_have_no_ratio(tmp_path):
+    noisy = {"corruption": "low - high", "metric": "flips", "level": 2.0, "site": "token"}
+    ends = {"low": 7.0, "high": 9.0}
+    rows = [
+        {"metric": "score", "score": 90.0},
+        {"metric": "constant", "score": 50.0},
+        {**noisy, "protocol": "sigma", "score": 8.0, **ends},
+        {**noisy, "protocol": "per-token", "score": 0.0, "low": -1.0, "high": 1.0},
+        {
+            **noisy,
+            "protocol": "sigma",
+            "corruption": "low / high",
+            "score": 1.0,
+            "low": 0.5,
+            "high": 1.5,
+        },
+    ]
+    clean = {"task": "sst2", "corruption": "none", "level": 0.0, "num_examples": 900}
+    models = {"tinybert": rows, "pretrained": rows[:-1]}
+    report.write_results(tmp_path, pd.DataFrame([
+        {**clean, "model": model, "seed": seed, **row, "score": row["score"] + 0.01 * seed}
+        for model, each in models.items() for row in each for seed in range(3)
+    ]))  # fmt: skip
+    found = norms.claims(tidy.read(tmp_path)).groupby("claim", sort=False).verdict.agg(list)
+    assert found["low - high, same σ"] == ["holds", "holds"]
+    assert found["low - high, same SNR per token"] == ["no difference"] * 2
+    assert found["low / high, same σ"] == ["holds", "n/a"] and len(found) == 3
+
+
+def test_the_papers_ratio_is_29_db_too_high():
+    table = norms.snr()
+    assert table["paper's SNR"].round(2).tolist()[:3] == [3.69, 10.76, 0.92]
+    gap = 10 * np.log10(table["paper's SNR"]) - table["true SNR, dB"]
+    np.testing.assert_allclose(gap, 10 * np.log10(768))
