@@ -24,9 +24,9 @@ entries, 0.5 is already -20 dB. The levels of σ are these four, in units of the
 square.
 
 Verdicts are at the strongest noise: low minus high in points against the difference in Table 19
-(`tidy.verdict`), by both protocols, and the ratio on a logarithmic scale, if each seed has ten
-flips in both groups; then by what TinyBERT's ratio exceeds the encoder's. Intervals include seeds
-and rows. A predicted score is right within one point of its label.
+(`tidy.verdict`), by both protocols; for the same σ also the ratio on a logarithmic scale, undefined
+unless each seed has ten flips in both groups, and by what TinyBERT's ratio exceeds the encoder's.
+Intervals include seeds and rows. A predicted score is right within one point of its label.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,18 +53,17 @@ from hopfax.data import Encoded, TaskData
 REPRODUCES = "Robertha, Tables 1, 16-20, Figures 3, 4, 8: vulnerability of tokens by norm"
 LOW, HIGH, SHARE = 0.011, 0.287, 0.25  # of the vocabulary, Table 16; of a text's tokens
 MEAN_NORM, WIDTH = 1.40, 768  # of BERT's table
-SIGMAS = (*(sigma / MEAN_NORM for sigma in (0.5, 1, 2)), 0.5 * WIDTH**0.5 / MEAN_NORM)
-NOISES = *product(["sigma"], np.round(SIGMAS, 3).tolist()), *product(["per-token"], (1.0, 2.0, 4.0))
+SIGMAS = (0.5 / MEAN_NORM, 1 / MEAN_NORM, 2 / MEAN_NORM, 0.5 * WIDTH**0.5 / MEAN_NORM)
+LEVELS = {"sigma": np.round(SIGMAS, 3).tolist(), "per-token": (1.0, 2.0, 4.0)}
 GROUPS = LOWEST, HIGHEST, RANDOM = "low norm", "high norm", "random"
 GAP, RATIO = "low - high", "low / high"
-CLAIMS = ("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)
 MIN_FLIPS = 10  # of each seed and group, for a ratio
-# BERT's flips in percent with low-norm and high-norm tokens; TinyBERT's ratio.
-TABLE_19 = {
-    "CoLA": (62.3, 38.1), "MRPC": (62.7, 7.9), "SST-2": (14.9, 3.9), "STS-B": (36.8, 18.4),
-    "RTE": (23.8, 6.8), "BoolQ": (23.0, 5.8), "WiC": (39.2, 17.6), "COPA": (18.5, 12.0),
+# BERT's flips in percent with low-norm and high-norm tokens, and TinyBERT's ratio, if it has one.
+TABLES_19_20 = {
+    "CoLA": (62.3, 38.1, 3.2), "MRPC": (62.7, 7.9, np.nan), "SST-2": (14.9, 3.9, 4.8),
+    "STS-B": (36.8, 18.4, 3.8), "RTE": (23.8, 6.8, np.nan), "BoolQ": (23.0, 5.8, 3.1),
+    "WiC": (39.2, 17.6, 4.3), "COPA": (18.5, 12.0, np.nan),
 }  # fmt: skip
-TABLE_20 = {"SST-2": 4.8, "CoLA": 3.2, "STS-B": 3.8, "BoolQ": 3.1, "WiC": 4.3}
 TABLE_16 = {LOWEST: (335, 0.96), "middle": (21_423, 1.31), HIGHEST: (8764, 1.64)}
 TABLE_17 = {
     "not": 0.978, "never": 0.982, "only": 0.945, "some": 0.941, "all": 0.938, "excellent": 0.963,
@@ -77,9 +76,7 @@ TABLE_17 = {
 class Config(Flags):
     """Which models to test."""
 
-    model: Annotated[
-        tuple[str, ...] | None, optional("NAME ...", "tinybert; with --pretrained, pretrained")
-    ] = None
+    model: Annotated[tuple[str, ...] | None, optional("NAME ...", "tinybert or pretrained")] = None
     """Models, see `robustness`."""
 
 
@@ -87,9 +84,8 @@ def run(config: Config) -> Path:
     """Trains and tests what is missing, then writes the page; returns the run's folder."""
     default = ("pretrained" if config.encoder.pretrained else "tinybert",)
     config = resolved(replace(config, model=config.model or default))
-    models = config.encoder.models(config.model or ())
-    tests = [conditions.Gaussian(), *(each for noise in NOISES for each in selective(*noise))]
-    pairs = product(config.data.task, models.items())
+    pairs = product(config.data.task, config.encoder.models(config.model or ()).items())
+    tests = conditions.Gaussian(), *chain(*TESTS)
     trials = [Trial(task, name, model, tests) for task, (name, model) in pairs]
     return runner.fill("norms", config, runner.jobs(config, trials, measure), page)
 
@@ -100,7 +96,7 @@ def measure(
     """Trains and measures the model of a trial, see `runner.Job`."""
     scores = runner.measure(config, trial, data, on_progress)["results"]
     cell = runner.open_cell(config, trial, data)
-    tables = {"results": [*scores, *flips(cell)], "norms": [*norm_rows(cell)]}
+    tables = {"results": [*scores, *flips(cell)], "norms": norms_of(cell)}
     names = {"task": trial.task, "model": trial.model}
     return {stem: pd.DataFrame(rows).assign(**names) for stem, rows in tables.items()}
 
@@ -133,7 +129,7 @@ class Selective(conditions.Gaussian):
         (ids, words), norms = texts(cell, cell.data.test), table_norms(cell)
         each, share = norms[:, ids], SHARE
         if self.protocol == "sigma":
-            low, high = cuts(cell, norms)[..., None, None, None]
+            low, high = cuts(norms[:, used(cell)])[..., None, None, None]
             members = words & (each >= high if self.corruption == HIGHEST else each <= low)
             share = members.sum(-1) / np.maximum(words.sum(-1), 1)
         draws = np.random.default_rng(0).random(each.shape)
@@ -145,21 +141,17 @@ class Selective(conditions.Gaussian):
         return chosen
 
 
+TESTS = [
+    [Selective(protocol=protocol, level=level, corruption=group) for group in GROUPS]
+    for protocol, levels in LEVELS.items()
+    for level in levels
+]
+
+
 @partial(jnp.vectorize, signature="(n),(),(n)->(n)")
 def select(scores: Any, share: Any, mask: Any) -> Any:
     """`hopfield.select_tokens` for arrays of texts."""
     return hopfield.select_tokens(scores, share=share, mask=mask)
-
-
-def selective(protocol: str, level: float) -> list[Selective]:
-    """Returns noise on each of `GROUPS`."""
-    return [Selective(protocol=protocol, level=level, corruption=group) for group in GROUPS]
-
-
-def cuts(cell: Cell, norms: np.ndarray) -> np.ndarray:
-    """Returns the norms below and above which a token is in a group, `(2, seeds)`."""
-    ids, words = texts(cell, cell.data.train)
-    return np.quantile(norms[:, np.unique(ids[words])], [LOW, 1 - HIGH], axis=1)
 
 
 def texts(cell: Cell, rows: Encoded) -> tuple[np.ndarray, np.ndarray]:
@@ -169,6 +161,17 @@ def texts(cell: Cell, rows: Encoded) -> tuple[np.ndarray, np.ndarray]:
     words &= rows.ids != cell.data.vocabulary.sep_id
     words[..., 0] = False
     return rows.ids, words
+
+
+def used(cell: Cell) -> np.ndarray:
+    """Returns the ids of the training texts' tokens, in increasing order."""
+    ids, words = texts(cell, cell.data.train)
+    return np.unique(ids[words])
+
+
+def cuts(norms: np.ndarray) -> np.ndarray:
+    """Returns the norms that bound the groups, `(2, ...)`, of the last axis."""
+    return np.quantile(norms, [LOW, 1 - HIGH], axis=-1)
 
 
 def table_norms(cell: Cell) -> np.ndarray:
@@ -200,7 +203,7 @@ def flips(cell: Cell) -> Iterator[dict[str, Any]]:
     """Rows of results.csv on flips, and on the share of the words that get noise."""
     clean = right(conditions.predictions(cell, conditions.Gaussian()))
     _, words = texts(cell, cell.data.test)
-    for tests in (selective(*noise) for noise in NOISES):
+    for tests in TESTS:
         wrong = np.stack([~right(conditions.predictions(cell, each)) for each in tests])
         columns = {**tests[0].columns(cell), "denoiser": "none", "num_examples": len(clean[0])}
         hits = {each.corruption: each.chosen(cell).sum((1, 2, 3)) for each in tests}
@@ -219,28 +222,28 @@ def flips(cell: Cell) -> Iterator[dict[str, Any]]:
                 yield {**row, "seed": seed, "score": score}
 
 
-def norm_rows(cell: Cell) -> Iterator[dict[str, Any]]:
+def norms_of(cell: Cell) -> Iterator[dict[str, Any]]:
     """Rows of norms.csv on the trained table, mean over seeds: groups, words and a histogram."""
     norms, (ids, words) = table_norms(cell).mean(0), texts(cell, cell.data.test)
     uses = 100 * np.bincount(ids[words], minlength=len(norms)) / words.sum()
-    edges = np.linspace(norms.min(), norms.max(), 41)
-    for kind, (least, most) in {
-        "paper": (1.0, 1.5),
-        "quantile": cuts(cell, norms[None])[:, 0],
-    }.items():
-        low, high = norms <= least, norms >= most
-        for name, part in zip(TABLE_16, (low, ~(low | high), high), strict=True):
-            row = {"kind": kind, "name": name, "count": part.sum(), "tokens": uses[part].sum()}
-            row |= {"mean": norms[part].mean(), "std": norms[part].std()} if part.any() else {}
-            yield row | dict(zip(("paper count", "paper mean"), TABLE_16[name], strict=True))
-            weighted = (np.histogram(norms[part], edges, weights=w)[0] for w in (None, uses[part]))
-            for center, count, used in zip(edges[:-1] + np.diff(edges) / 2, *weighted, strict=True):
-                if kind == "quantile" and count:
+    known, edges = used(cell), np.linspace(norms.min(), norms.max(), 41)
+    tables = ("paper", norms, uses, (1.0, 1.5)), ("quantile", norms[known], uses[known], None)
+    for kind, own, share, bounds in tables:
+        low, high = bounds or cuts(own)
+        place = (own > low).astype(int) + (own >= high)
+        for number, (name, (count, mean)) in enumerate(TABLE_16.items()):
+            part, of_texts = own[place == number], share[place == number]
+            row = {"kind": kind, "name": name, "count": len(part), "tokens": of_texts.sum()}
+            row |= {"mean": part.mean(), "std": part.std()} if len(part) else {}
+            yield row | {"paper count": count, "paper mean": mean}
+            bins = (np.histogram(part, edges, weights=each)[0] for each in (None, of_texts))
+            for center, size, tokens in zip(edges[:-1] + np.diff(edges) / 2, *bins, strict=True):
+                if size and kind == "quantile":
                     row = {"kind": "bin", "name": name, "mean": center}
-                    yield row | {"count": count, "tokens": used}
+                    yield row | {"count": size, "tokens": tokens}
     for word in [each for each in TABLE_17 if each in cell.data.vocabulary.tokens]:
         norm = norms[cell.data.vocabulary.tokens.index(word)]
-        row = {"kind": "word", "name": word, "mean": norm, "rank": 100 * np.mean(norms < norm)}
+        row = {"kind": "word", "name": word, "mean": norm, "rank": 100 * np.mean(own < norm)}
         yield row | {"paper mean": TABLE_17[word]}
 
 
@@ -254,35 +257,34 @@ def intervals(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the verdicts: subject, claim, paper, mean, low, high, verdict.
-
-    A ratio has no numbers where a group has too few flips.
-    """
-    table = intervals(frame, "flips")
-    table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
-    models, ends = ["task", "model", "title", "subject"], ["mean", "low", "high"]
-    each = table[models].drop_duplicates().itertuples(index=False, name=None)
-    wanted = [(*model, *claim) for model, claim in product(each, CLAIMS)]
-    table = table.set_index([*models, "protocol", "corruption"])[ends].reindex(wanted).reset_index()
-    low, high = pd.DataFrame(TABLE_19).T.reindex(table.title).to_numpy(float).T
-    table["paper"] = np.where(table.corruption == RATIO, np.log(low / high), low - high)
-    table["claim"] = table.corruption + ", " + table.protocol.map(gaussian.PROTOCOLS)
+    """Returns the verdicts: subject, claim, paper, mean, low, high, verdict."""
     unlearned = {*gaussian.not_learned(tidy.scores(frame), gaussian.constants(frame)).index}
-    table["learned"] = [pair not in unlearned for pair in zip(table.task, table.model, strict=True)]
-    logs = table[table.learned & (table.corruption == RATIO)].set_index("task")
-    ours, theirs = (logs[logs.model == name] for name in ("tinybert", "pretrained"))
-    half = np.hypot(ours.high - ours.low, theirs.high - theirs.low) / 2
-    ratio, paper = ours["mean"] - theirs["mean"], np.log(ours.title.map(TABLE_20).astype(float))
-    wider = ours.assign(mean=ratio, low=ratio - half, high=ratio + half, paper=paper - theirs.paper)
-    wider = wider.assign(claim="TinyBERT's ratio / encoder's").dropna(subset="mean")
-    table = pd.concat([table, wider], ignore_index=True)
-    table["verdict"] = [
-        tidy.verdict(row.low, row.high, row.paper) if row.learned else "not learned"
-        for row in table.itertuples()
-    ]
-    is_ratio, numbers = table.corruption == RATIO, ["paper", *ends]
-    table.loc[is_ratio, numbers] = np.exp(table.loc[is_ratio, numbers])
-    return table[["subject", "claim", *numbers, "verdict"]]
+    table, ends, lines = intervals(frame, "flips"), ["mean", "low", "high"], []
+    table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
+
+    def add(subject: str, claim: str, paper: float, value: Any, *models: tuple[str, str]) -> None:
+        scale, back = (np.log, np.exp) if "/" in claim else (float, float)
+        verdict = tidy.verdict(*value[1:], scale(paper)) if np.isfinite(value[0]) else "undefined"
+        verdict = "not learned" if unlearned & {*models} else verdict
+        lines.append((subject, claim, paper, *map(back, value), verdict))
+
+    for title, of_task in table.groupby("title", sort=False):
+        low, high, tiny = TABLES_19_20.get(title, 3 * (np.nan,))
+        ratios = {}
+        for (*model, subject), rows in of_task.groupby(["task", "model", "subject"], sort=False):
+            values = rows.set_index(["protocol", "corruption"])[ends]
+            for claim in (("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)):
+                value = values.reindex([claim]).to_numpy()[0]
+                name = f"{claim[1]}, {gaussian.PROTOCOLS[claim[0]]}"
+                paper = low / high if claim[1] == RATIO else low - high
+                add(subject, name, paper, value, tuple(model))
+            ratios[model[1]] = tuple(model), value
+        if {"tinybert", "pretrained"} <= ratios.keys():
+            (first, ours), (second, theirs) = ratios["tinybert"], ratios["pretrained"]
+            half = np.hypot(*(np.diff(each[1:])[0] / 2 for each in (ours, theirs)))
+            value = ours[0] - theirs[0] + np.array([0, -half, half])
+            add(title, "TinyBERT / encoder", tiny * high / low, value, first, second)
+    return pd.DataFrame(lines, columns=["subject", "claim", "paper", *ends, "verdict"])
 
 
 def snr() -> pd.DataFrame:
@@ -297,43 +299,55 @@ def page(folder: Path) -> report.Page:
     frame, norms = tidy.read(folder), pd.read_csv(folder / "norms.csv")
     table, hit = intervals(frame, "flips"), intervals(frame, "words hit").assign(noise="words hit")
     norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
-    shown = pd.concat([table[table.corruption != RATIO], hit])
-    shown["line"], shown["head"] = (
-        shown[first] + ", " + shown[second]
-        for first, second in (("subject", "corruption"), ("panel", "noise"))
-    )
-    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm", "count": "vocabulary"})
-    bins = bins.rename(columns={"tokens": "texts"}).melt(
-        ["subject", "name", "norm"], ["vocabulary", "texts"], var_name="of", value_name="mean"
-    )
-    bins["panel"] = bins.subject + ": " + bins["of"]
-    bins["mean"] *= 100 / bins.groupby("panel")["mean"].transform("sum")
-    bins[["low", "high", "formula"]] = np.nan
-    specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted(bins.panel.unique())}
-    axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
-    pictures = {
-        "flips": report.facets(
-            "Right predictions that flip", table[table.corruption.isin(GROUPS)], **axes,
-            xlabel="noise on the group", ylabel="flips, %",
-        ),
-        "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
-    }  # fmt: skip
-    groups = norms[norms.kind.isin(["paper", "quantile"])].astype({"count": int})
-    of_groups = ["subject", "kind", "name", "count", "paper count", "mean", "std", "paper mean"]
-    words = norms[norms.kind == "word"][["subject", "name", "mean", "paper mean", "rank"]]
+    shown = pd.concat([hit, table[table.corruption != RATIO]])
+    shown["line"] = shown.subject + ", " + shown.corruption
+    tables = {
+        "Verdicts at the strongest noise": claims(frame),
+        "Norms, by the paper's thresholds and by quantile": norms[
+            norms.kind.isin(["paper", "quantile"])
+        ][
+            [
+                "subject",
+                "kind",
+                "name",
+                "count",
+                "paper count",
+                "mean",
+                "std",
+                "paper mean",
+                "tokens",
+            ]
+        ],
+        "Norms of words, and their rank in %": norms[norms.kind == "word"][
+            ["subject", "name", "mean", "paper mean", "rank"]
+        ],
+        "SNR of Tables 1 and 18": snr(),
+    }
     verdicts, *others = (
         report.Table(list(each), each.map(_shown).to_numpy().tolist(), caption)
-        for caption, each in {
-            "Verdicts at the strongest noise": claims(frame),
-            "Norms, by the paper's thresholds and by quantile": groups[[*of_groups, "tokens"]],
-            "Norms of words, and their rank in the vocabulary in %": words,
-            "SNR of Tables 1 and 18": snr(),
-        }.items()
+        for caption, each in tables.items()
     )
-    rates = report.grid(shown, "line", "head", "Flips, %", cell=report.bracketed)
-    title = "Flips by the norm of the noisy tokens"
-    return report.Page(title, pictures=pictures, tables=[verdicts, rates, *others])
+    grids = [
+        report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
+        for panel, rows in shown.groupby("panel", sort=False)
+    ]
+    of = {"count": "all tokens", "tokens": "in texts"}
+    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm"})
+    bins = bins.melt(["subject", "name", "norm"], [*of], "of", "mean")
+    bins["panel"] = bins.subject + ": " + bins["of"].map(of)
+    bins["mean"] *= 100 / bins.groupby("panel")["mean"].transform("sum")
+    bins[["low", "high", "formula"]] = np.nan
+    specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted({*bins.panel})}
+    axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
+    labels = {"xlabel": "noise on the group", "ylabel": "flips, %"}
+    groups, title = table[table.corruption.isin(GROUPS)], "Flips by the norm of the noisy tokens"
+    pictures = {
+        "flips": report.facets("Right predictions that flip", groups, **axes, **labels),
+        "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
+    }
+    return report.Page(title, pictures=pictures, tables=[verdicts, *grids, *others])
 
 
 def _shown(value: Any) -> str:
-    return report.number(value, 2) if isinstance(value, float) else str(value)
+    digits = 2 if isinstance(value, float) and value % 1 else 0
+    return value if isinstance(value, str) else report.number(value, digits)

@@ -1,15 +1,18 @@
 """Vulnerability of tokens by norm: groups, flips, verdicts and the page."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import report, runner, tidy
+from experiments import cells, report, runner, tidy
 from experiments.models import variant
 from experiments.robertha import norms
 from experiments.settings import Data, Training, resolved
+from hopfax.train.state import seed_keys
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +23,15 @@ def config(tmp_path_factory):
     return norms.Config(budget="smoke", runs=runs, data=data, training=sizes)
 
 
+def untrained(predictor, *_, seeds, **__):
+    return SimpleNamespace(steps=1, params=jax.vmap(predictor.model.init)(seed_keys(seeds)))
+
+
 @pytest.fixture(scope="module")
 def folder(config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(norms, "NOISES", norms.NOISES[3:5])
+        patch.setattr(cells, "fit", untrained)
+        patch.setattr(norms, "TESTS", norms.TESTS[3:5])
         return norms.run(config)
 
 
@@ -49,9 +57,9 @@ def test_a_run_measures_every_group_and_has_a_page(folder):
     assert (folder / "flips.png").exists()
 
 
-@pytest.mark.parametrize("noise", [norms.NOISES[0], norms.NOISES[-1]])
-def test_groups_are_the_words_with_the_lowest_and_highest_norms(cell, noise):
-    low, high, random = (each.chosen(cell)[:, :, 0] for each in norms.selective(*noise))
+@pytest.mark.parametrize("tests", [norms.TESTS[0], norms.TESTS[-1]])
+def test_groups_are_the_words_with_the_lowest_and_highest_norms(cell, tests):
+    low, high, random = (each.chosen(cell)[:, :, 0] for each in tests)
     table = np.linalg.norm(cell.params["tokens"]["embedding"], axis=-1)
     rows = cell.data.train
     used = [
@@ -63,7 +71,7 @@ def test_groups_are_the_words_with_the_lowest_and_highest_norms(cell, noise):
         words = table[seed][cell.data.test.ids[row, 0, 1 : length - 1]]
         order, count = np.argsort(words, kind="stable"), max(round(0.25 * len(words)), 1)
         lowest, highest = words[order[:count]], words[order[::-1][:count]]
-        if noise[0] == "sigma":
+        if tests[0].protocol == "sigma":
             lowest, highest = words[words <= cuts[0, seed]], words[words >= cuts[1, seed]]
         for chosen, expected in ((low, lowest), (high, highest)):
             np.testing.assert_array_equal(
@@ -80,7 +88,7 @@ def test_a_group_without_tokens_is_refused(cell):
     table[:, np.unique(cell.data.test.ids)] = 2
     empty = cell._replace(params={"tokens": {"embedding": table}})
     with pytest.raises(ValueError, match="sentiment must have tokens of low norm, got 40 rows"):
-        norms.selective("sigma", 1.0)[0].chosen(empty)
+        norms.TESTS[0][0].chosen(empty)
 
 
 def test_flips_count_predictions_that_were_right():
@@ -116,7 +124,7 @@ def test_verdicts_compare_with_the_paper_and_few_flips_have_no_ratio(tmp_path):
     found = norms.claims(tidy.read(tmp_path)).groupby("claim", sort=False).verdict.agg(list)
     assert found["low - high, same σ"] == ["holds", "holds"]
     assert found["low - high, same SNR per token"] == ["no difference"] * 2
-    assert found["low / high, same σ"] == ["holds", "n/a"] and len(found) == 3
+    assert found["low / high, same σ"] == ["holds", "undefined"] and len(found) == 4
 
 
 def test_the_papers_ratio_is_29_db_too_high():
