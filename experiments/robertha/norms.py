@@ -4,24 +4,23 @@ Paper: Podasca and Das (2026), section 3, Tables 1 and 16 to 20, Figures 3, 4 an
 on low-norm tokens turns right predictions of BERT wrong 3.3 times as often as noise of the same σ
 on high-norm tokens (SST-2: 14.9 against 3.9 %); TinyBERT's ratio is larger.
 
-Commands: `python -m experiments norms --task sst2 --data-dir DIR` (TinyBERT from scratch), or with
-`--pretrained FOLDER` for a fine-tuned encoder. Models that `robustness` or `fine-tuning` has
-trained with the same flags are not trained again.
+Command: `python -m experiments norms --task sst2 --data-dir DIR` (TinyBERT from scratch), or with
+`--pretrained FOLDER` for a fine-tuned encoder, and the flags of the `robustness` or `fine-tuning`
+run whose models to test; they are not trained again.
 
 Expected: of the paper's groups, the one that covers more of a text flips more predictions. With as
 many tokens and the same SNR, low-norm tokens are no more vulnerable than others.
 
 Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
-the training texts' tokens, the shares of BERT's norms below 1.0 and above 1.5. (The lowest norms of
-a whole table are those of unused tokens.) They differ in size: in BERT, 335 low-norm words are 65 %
-of SST-2's tokens. Same SNR per token, the fair protocol: a quarter of each text's tokens, those
-with the lowest norms, the highest, or at random. Random tokens are as many as low-norm ones in
-both. [CLS], [SEP] and padding are never chosen.
+the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
+1.0 and above 1.5. They differ in size: in BERT, 335 low-norm words are 65 % of SST-2's tokens. Same
+SNR per token, the fair protocol: a quarter of each text's tokens, those with the lowest norms, the
+highest, or at random. Random tokens are as many as low-norm ones in both. [CLS], [SEP] and padding
+are never chosen.
 
 Eq. 6, SNR = ‖e‖²/σ², leaves out the width, so σ has two readings. As the norm of a token's noise,
 0.5, 1 and 2 are +9, +3 and -3 dB at BERT's mean norm of 1.40; as the deviation of each of 768
-entries, 0.5 is already -20 dB. The levels of σ are these four, in units of the table's root mean
-square.
+entries, 0.5 is already -20 dB. The levels are these four, in units of the table's root mean square.
 
 Verdicts are at the strongest noise: low minus high in points against the difference in Table 19
 (`tidy.verdict`), by both protocols; for the same σ also the ratio on a logarithmic scale, undefined
@@ -212,39 +211,31 @@ def flips(cell: Cell) -> Iterator[dict[str, Any]]:
         if (wrong[:2] & clean).sum(2).min() < MIN_FLIPS:
             del values["flips", RATIO]
         for (metric, name), scores in values.items():
-
-            def mean(rows: Any, name: str = name, wrong: np.ndarray = wrong) -> float:
-                return rates(clean[:, rows], wrong[:, :, rows])[name].mean()
-
-            ends = tidy.bootstrap(len(clean[0]), mean) if metric == "flips" else (None, None)
-            row = {**columns, "metric": metric, "corruption": name, "low": ends[0], "high": ends[1]}
+            row = {**columns, "metric": metric, "corruption": name}
+            if metric == "flips":
+                mean = lambda rows: rates(clean[:, rows], wrong[:, :, rows])[name].mean()  # noqa: B023, E731
+                row["low"], row["high"] = tidy.bootstrap(len(clean[0]), mean)
             for seed, score in zip(cell.spec.seeds, scores.round(4), strict=True):
                 yield {**row, "seed": seed, "score": score}
 
 
-def norms_of(cell: Cell) -> Iterator[dict[str, Any]]:
-    """Rows of norms.csv on the trained table, mean over seeds: groups, words and a histogram."""
+def norms_of(cell: Cell) -> pd.DataFrame:
+    """Returns norms.csv on the trained table, mean over seeds: groups, a histogram and words."""
     norms, (ids, words) = table_norms(cell).mean(0), texts(cell, cell.data.test)
-    uses = 100 * np.bincount(ids[words], minlength=len(norms)) / words.sum()
-    known, edges = used(cell), np.linspace(norms.min(), norms.max(), 41)
-    tables = ("paper", norms, uses, (1.0, 1.5)), ("quantile", norms[known], uses[known], None)
-    for kind, own, share, bounds in tables:
-        low, high = bounds or cuts(own)
-        place = (own > low).astype(int) + (own >= high)
-        for number, (name, (count, mean)) in enumerate(TABLE_16.items()):
-            part, of_texts = own[place == number], share[place == number]
-            row = {"kind": kind, "name": name, "count": len(part), "tokens": of_texts.sum()}
-            row |= {"mean": part.mean(), "std": part.std()} if len(part) else {}
-            yield row | {"paper count": count, "paper mean": mean}
-            bins = (np.histogram(part, edges, weights=each)[0] for each in (None, of_texts))
-            for center, size, tokens in zip(edges[:-1] + np.diff(edges) / 2, *bins, strict=True):
-                if size and kind == "quantile":
-                    row = {"kind": "bin", "name": name, "mean": center}
-                    yield row | {"count": size, "tokens": tokens}
-    for word in [each for each in TABLE_17 if each in cell.data.vocabulary.tokens]:
-        norm = norms[cell.data.vocabulary.tokens.index(word)]
-        row = {"kind": "word", "name": word, "mean": norm, "rank": 100 * np.mean(own < norm)}
-        yield row | {"paper mean": TABLE_17[word]}
+    share = 100 * np.bincount(ids[words], minlength=len(norms)) / words.sum()
+    every = pd.DataFrame({"norm": norms, "share": share}, cell.data.vocabulary.tokens)
+    known, parts = every.iloc[used(cell)], []
+    of = {"count": ("norm", "size"), "mean": ("norm", "mean"), "std": ("norm", "std")}
+    of["tokens"] = "share", "sum"  # in percent of the reported texts'
+    for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts(known.norm))):
+        name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[*TABLE_16]).rename("name")
+        parts.append(own.groupby(name, observed=False).agg(**of).assign(kind=kind).reset_index())
+    bins = known.groupby([pd.cut(known.norm, 40).rename("bin"), name], observed=True).agg(**of)
+    parts.append(bins.reset_index("name").assign(kind="bin"))
+    named = every.reindex([*TABLE_17]).dropna().rename_axis("name").reset_index()
+    rank = [100 * np.mean(known.norm < norm) for norm in named.norm]
+    parts.append(named.rename(columns={"norm": "mean"}).assign(kind="word", rank=rank))
+    return pd.concat(parts)
 
 
 def intervals(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -259,7 +250,7 @@ def intervals(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the verdicts: subject, claim, paper, mean, low, high, verdict."""
     unlearned = {*gaussian.not_learned(tidy.scores(frame), gaussian.constants(frame)).index}
-    table, ends, lines = intervals(frame, "flips"), ["mean", "low", "high"], []
+    table, ends, lines, ratios = intervals(frame, "flips"), ["mean", "low", "high"], [], {}
     table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
 
     def add(subject: str, claim: str, paper: float, value: Any, *models: tuple[str, str]) -> None:
@@ -268,22 +259,21 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
         verdict = "not learned" if unlearned & {*models} else verdict
         lines.append((subject, claim, paper, *map(back, value), verdict))
 
-    for title, of_task in table.groupby("title", sort=False):
+    names = ["task", "model", "subject", "title"]
+    for (task, model, subject, title), rows in table.groupby(names, sort=False):
         low, high, tiny = TABLES_19_20.get(title, 3 * (np.nan,))
-        ratios = {}
-        for (*model, subject), rows in of_task.groupby(["task", "model", "subject"], sort=False):
-            values = rows.set_index(["protocol", "corruption"])[ends]
-            for claim in (("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)):
-                value = values.reindex([claim]).to_numpy()[0]
-                name = f"{claim[1]}, {gaussian.PROTOCOLS[claim[0]]}"
-                paper = low / high if claim[1] == RATIO else low - high
-                add(subject, name, paper, value, tuple(model))
-            ratios[model[1]] = tuple(model), value
-        if {"tinybert", "pretrained"} <= ratios.keys():
-            (first, ours), (second, theirs) = ratios["tinybert"], ratios["pretrained"]
-            half = np.hypot(*(np.diff(each[1:])[0] / 2 for each in (ours, theirs)))
+        values = rows.set_index(["protocol", "corruption"])[ends]
+        for protocol, name in (("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)):
+            value = values.reindex([(protocol, name)]).to_numpy()[0]
+            paper = low / high if name == RATIO else low - high
+            add(subject, f"{name}, {gaussian.PROTOCOLS[protocol]}", paper, value, (task, model))
+        ratios[task, model] = value
+        pair = (task, "tinybert"), (task, "pretrained")
+        if (task, model) in pair and {*pair} <= ratios.keys():
+            ours, theirs = (ratios[each] for each in pair)
+            half = np.hypot(ours[2] - ours[1], theirs[2] - theirs[1]) / 2
             value = ours[0] - theirs[0] + np.array([0, -half, half])
-            add(title, "TinyBERT / encoder", tiny * high / low, value, first, second)
+            add(title, "TinyBERT / encoder", tiny * high / low, value, *pair)
     return pd.DataFrame(lines, columns=["subject", "claim", "paper", *ends, "verdict"])
 
 
@@ -301,35 +291,19 @@ def page(folder: Path) -> report.Page:
     norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
     shown = pd.concat([hit, table[table.corruption != RATIO]])
     shown["line"] = shown.subject + ", " + shown.corruption
-    tables = {
-        "Verdicts at the strongest noise": claims(frame),
-        "Norms, by the paper's thresholds and by quantile": norms[
-            norms.kind.isin(["paper", "quantile"])
-        ][
-            [
-                "subject",
-                "kind",
-                "name",
-                "count",
-                "paper count",
-                "mean",
-                "std",
-                "paper mean",
-                "tokens",
-            ]
-        ],
-        "Norms of words, and their rank in %": norms[norms.kind == "word"][
-            ["subject", "name", "mean", "paper mean", "rank"]
-        ],
-        "SNR of Tables 1 and 18": snr(),
-    }
-    verdicts, *others = (
-        report.Table(list(each), each.map(_shown).to_numpy().tolist(), caption)
-        for caption, each in tables.items()
-    )
-    grids = [
-        report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
-        for panel, rows in shown.groupby("panel", sort=False)
+    groups = norms[norms.kind.isin(["paper", "used"])]
+    groups = groups[["subject", "kind", "name", "count", "mean", "std", "tokens"]]
+    groups[["paper count", "paper mean"]] = [TABLE_16[name] for name in groups.name]
+    words = norms[norms.kind == "word"][["subject", "name", "mean", "rank"]]
+    tables = [
+        _table("Verdicts at the strongest noise", claims(frame)),
+        *(
+            report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
+            for panel, rows in shown.groupby("panel", sort=False)
+        ),
+        _table("Norms, by the paper's thresholds and of used tokens", groups),
+        _table("Norms of words, rank in %", words.assign(paper=words.name.map(TABLE_17))),
+        _table("SNR of Tables 1 and 18", snr()),
     ]
     of = {"count": "all tokens", "tokens": "in texts"}
     bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm"})
@@ -345,9 +319,10 @@ def page(folder: Path) -> report.Page:
         "flips": report.facets("Right predictions that flip", groups, **axes, **labels),
         "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
     }
-    return report.Page(title, pictures=pictures, tables=[verdicts, *grids, *others])
+    return report.Page(title, pictures=pictures, tables=tables)
 
 
-def _shown(value: Any) -> str:
-    digits = 2 if isinstance(value, float) and value % 1 else 0
-    return value if isinstance(value, str) else report.number(value, digits)
+def _table(caption: str, frame: pd.DataFrame) -> report.Table:
+    """A frame as a table of a page."""
+    shown = frame.map(lambda x: x if isinstance(x, str) else report.number(x, 2 * bool(x % 1)))
+    return report.Table(list(frame), shown.to_numpy().tolist(), caption)
