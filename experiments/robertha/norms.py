@@ -168,7 +168,7 @@ def used(cell: Cell) -> np.ndarray:
     return np.unique(ids[words])
 
 
-def cuts(norms: np.ndarray) -> np.ndarray:
+def cuts(norms: Any) -> np.ndarray:
     """Returns the norms that bound the groups, `(2, ...)`, of the last axis."""
     return np.quantile(norms, [LOW, 1 - HIGH], axis=-1)
 
@@ -253,15 +253,15 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
     table, ends, lines, ratios = intervals(frame, "flips"), ["mean", "low", "high"], [], {}
     table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
 
-    def add(subject: str, claim: str, paper: float, value: Any, *models: tuple[str, str]) -> None:
-        scale, back = (np.log, np.exp) if "/" in claim else (float, float)
-        verdict = tidy.verdict(*value[1:], scale(paper)) if np.isfinite(value[0]) else "undefined"
+    def add(subject: Any, claim: str, paper: float, value: Any, *models: Any) -> None:
+        (mean, *bounds), (scale, back) = value, (np.log, np.exp) if "/" in claim else (float, float)
+        verdict = "undefined" if np.isnan(mean) else tidy.verdict(*bounds, effect=scale(paper))
         verdict = "not learned" if unlearned & {*models} else verdict
         lines.append((subject, claim, paper, *map(back, value), verdict))
 
     names = ["task", "model", "subject", "title"]
     for (task, model, subject, title), rows in table.groupby(names, sort=False):
-        low, high, tiny = TABLES_19_20.get(title, 3 * (np.nan,))
+        low, high, tiny = TABLES_19_20.get(str(title), 3 * (np.nan,))
         values = rows.set_index(["protocol", "corruption"])[ends]
         for protocol, name in (("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)):
             value = values.reindex([(protocol, name)]).to_numpy()[0]
@@ -280,7 +280,7 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
 def snr() -> pd.DataFrame:
     """Returns the SNR of Tables 1 and 18, which leaves out the width, and the true one in dB."""
     table = pd.DataFrame(product((0.5, 1.0, 2.0, 5.0), (LOWEST, HIGHEST)), columns=["σ", "group"])
-    ratio = (table.group.map(TABLE_16).str[1] / table["σ"]) ** 2
+    ratio = (np.array([TABLE_16[each][1] for each in table.group]) / table["σ"]) ** 2
     return table.assign(**{"paper's SNR": ratio, "true SNR, dB": 10 * np.log10(ratio / WIDTH)})
 
 
@@ -325,4 +325,4 @@ def page(folder: Path) -> report.Page:
 def _table(caption: str, frame: pd.DataFrame) -> report.Table:
     """A frame as a table of a page."""
     shown = frame.map(lambda x: x if isinstance(x, str) else report.number(x, 2 * bool(x % 1)))
-    return report.Table(list(frame), shown.to_numpy().tolist(), caption)
+    return report.Table([*map(str, frame)], shown.to_numpy().tolist(), caption)
