@@ -301,7 +301,7 @@ def page(folder: Path) -> report.Page:
             report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
             for panel, rows in shown.groupby("panel", sort=False)
         ),
-        _table("Norms, by the paper's thresholds and of used tokens", groups),
+        _table("Norms, paper's thresholds and used tokens", groups),
         _table("Norms of words, rank in %", words.assign(paper=words.name.map(TABLE_17))),
         _table("SNR of Tables 1 and 18", snr()),
     ]
@@ -314,7 +314,7 @@ def page(folder: Path) -> report.Page:
     specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted({*bins.panel})}
     axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
     labels = {"xlabel": "noise on the group", "ylabel": "flips, %"}
-    groups, title = table[table.corruption.isin(GROUPS)], "Flips by the norm of the noisy tokens"
+    groups, title = table[table.corruption.isin(GROUPS)], "Flips by norm of the noisy tokens"
     pictures = {
         "flips": report.facets("Right predictions that flip", groups, **axes, **labels),
         "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
