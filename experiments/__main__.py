@@ -40,6 +40,7 @@ EXPERIMENTS = {
     "fine-tuning": "experiments.robertha.suites:FineTuning",
     "learning-rates": "experiments.robertha.suites:LearningRates",
     "attractors": "experiments.robertha.attractors",
+    "norms": "experiments.robertha.norms",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",

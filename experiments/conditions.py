@@ -364,12 +364,12 @@ def evaluation_sets(
 
 
 def predict_split(
-    cell: Cell, rows: Encoded, predictor: Predictor, *, noise: Noise | None = None
+    cell: Cell, rows: Encoded, predictor: Predictor, **options: Any
 ) -> CellPredictions:
-    """Predicts tokenized rows at the padded lengths of training."""
+    """Predicts tokenized rows at the padded lengths of training; for the options see `predict`."""
     sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
     (split,) = buckets(cell.data, sizes["max_length"], rows, one_length=one_length)
-    return CellPredictions(*predict(predictor, cell.params, split, noise=noise))
+    return CellPredictions(*predict(predictor, cell.params, split, **options))
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

@@ -92,6 +92,7 @@ CORE = {
     "esr_penalty": of_keys(hopfield.esr_penalty),
     "esr_penalty gradient": gradient(hopfield.esr_penalty, 6, 4),
     "gaussian_noise": lambda key: hopfield.gaussian_noise(key, drawn(key, 6, 4), sigma=level(key)),
+    "select_tokens": lambda key: hopfield.select_tokens(drawn(key, 6), share=0.5, mask=SEEN),
     "matched_sigma": of_keys(hopfield.matched_sigma, snr_db=3.0),
     "snr_db": lambda key: hopfield.snr_db(drawn(key, 6, 4), level(key) * drawn(key, 6, 4)),
     "denoise": denoising(hopfield.denoise, block_size=7),

@@ -10,6 +10,7 @@ from hopfax.hopfield.attend import Attention as Attention
 from hopfax.hopfield.attend import attend as attend
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
+from hopfax.hopfield.corruption import select_tokens as select_tokens
 from hopfax.hopfield.corruption import snr_db as snr_db
 from hopfax.hopfield.denoise import Candidates as Candidates
 from hopfax.hopfield.denoise import Denoised as Denoised

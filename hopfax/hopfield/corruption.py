@@ -1,4 +1,4 @@
-"""Gaussian noise on embeddings, and its signal-to-noise ratio.
+"""Gaussian noise on embeddings, its signal-to-noise ratio, and the choice of tokens it is added to.
 
 Functions take one sequence, one token per row, and a mask that is True where a token is real; None
 means all. Use `jax.vmap` for a batch. Wrong shapes raise a ValueError, wrong types (a complex
@@ -107,6 +107,47 @@ def matched_sigma(
     silent = power == 0
     rms = jnp.where(silent, 0, jnp.sqrt(jnp.where(silent, 1, power)))
     return rms * 10 ** (-jnp.asarray(snr_db, power.dtype) / 20)
+
+
+def _check_share(scores: Any, *, share: Any, mask: Any = None) -> None:
+    check_shapes(scores=(scores, "tokens"), share=(share, ""))
+    check_range(0, 1, share=share)
+
+
+@compile_once(check=_check_share)
+def select_tokens(
+    scores: Float[Array, " tokens"], *, share: float | Float[Array, ""], mask: Mask = None
+) -> Bool[Array, " tokens"]:
+    r"""Selects the real tokens with the highest scores, as a mask for `gaussian_noise`.
+
+    Scores are for instance norms (the loudest tokens), negative norms (the quietest) or uniform
+    draws (random tokens). Of tokens with the same score, the first are selected.
+
+    Args:
+        scores: Score of each token, real and not nan.
+        share: Share of the real tokens, in [0, 1]. Their number is rounded, to at least one unless
+            the share is 0.
+        mask: True where a token is real; other tokens are never selected. None means all.
+
+    Returns:
+        True where a token is selected.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> norms = jnp.linalg.norm(jnp.array([[3.0, 4.0], [0.6, 0.8], [0.0, 2.0]]), axis=1)
+        >>> hopfield.select_tokens(-norms, share=0.5).tolist()
+        [False, True, True]
+
+    References:
+        Robertha, section 3.2, where tokens are chosen by the norm of their embeddings.
+    """
+    mask = full_mask(mask, jnp.shape(scores))
+    share = jnp.asarray(share, real_type(share))
+    count = jnp.round(share * jnp.sum(mask).astype(share.dtype))
+    count = jnp.where(share > 0, jnp.maximum(count, 1), 0).astype(int)
+    order = jnp.lexsort((-jnp.asarray(scores, real_type(scores)), ~mask))
+    return mask & (jnp.argsort(order) < count)
 
 
 @compile_once()

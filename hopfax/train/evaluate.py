@@ -10,7 +10,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
-from hopfax.checks import check_count, check_key, check_mask, check_range, check_shapes, one_array
+from hopfax.checks import (
+    check_count,
+    check_key,
+    check_mask,
+    check_range,
+    check_shape,
+    check_shapes,
+    one_array,
+)
 from hopfax.data.batching import Bucket, eval_batches
 from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
@@ -216,13 +224,14 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
 
 @lru_cache(maxsize=8)
 def _program(apply: Callable[..., Any], sharding: Sharding | None) -> Callable[..., Any]:
-    all_seeds = jax.vmap(partial(_predict_batch, apply), in_axes=(0, 0, None, None, None))
+    all_seeds = jax.vmap(partial(_predict_batch, apply), in_axes=(0, 0, None, None, None, 0))
     # XLA partitions this one by the shardings of its arguments, see `Sharding.put_batch`.
     unsplit = jax.jit(all_seeds)
     if sharding is None:
         return unsplit
     seeds, shared = sharding.over("seeds"), sharding.over()
-    split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
+    inputs = seeds, seeds, shared, shared, shared, seeds
+    split = sharding.jit(all_seeds, inputs, (seeds, seeds))
 
     def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, Array]:
         by_seeds = sharding.axis == "seeds" and len(roots) % sharding.mesh.size == 0
@@ -238,6 +247,7 @@ def _predict_batch(
     batch: Batch,
     index: Int[Array, " batch"],
     noise: tuple[Array, Array, Array],  # whether the site is "token", level, protocol
+    chosen: Bool[Array, "batch choices tokens"] | None,  # where noise is added; None means all
 ) -> tuple[Float[Array, "batch outputs"], Float[Array, "4"]]:
     """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries."""
     at_token, level, protocol = noise
@@ -256,6 +266,7 @@ def _predict_batch(
         of_token = jax.vmap(partial(rms, per_token=True))(signal)
         scales = jnp.ones_like(of_token), jnp.broadcast_to(of_text[:, None], mask.shape), of_token
         sigma = level * jax.lax.select_n(protocol, *scales)
+        sigma = sigma if chosen is None else jnp.where(chosen.reshape(mask.shape), sigma, 0)
         noise = sigma[..., None] * draws  # on padding too, for models that store it
         powers = jnp.stack([jnp.square(signal), jnp.square(noise)])
         return signal + noise, jnp.sum(jnp.where(counted[..., None], powers, 0), axis=(1, 2, 3))
@@ -293,6 +304,7 @@ def predict(
     buckets: Sequence[Bucket],
     *,
     noise: Noise | None = None,
+    chosen: Bool[np.ndarray, "seeds examples choices tokens"] | None = None,
     batch_size: int | None = None,
 ) -> Predictions:
     """Predicts every row of a set exactly once.
@@ -302,6 +314,10 @@ def predict(
         params: Parameters stacked over any number of seeds.
         buckets: The set, from `hopfax.data.to_buckets`.
         noise: The noise to add; None for clean inputs.
+        chosen: True where the noise is added, for each model and the rows in the order of their
+            `index`, such as from `hopfax.hopfield.select_tokens`; tokens beyond the array have
+            none. The noise of a chosen token is the same as without this argument, and so is
+            `"matched"`'s level, relative to the whole text. None means all tokens.
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
             With the `released` preset, which stops all queries by one norm over the batch,
             predictions depend on it: use that of the released program, which however has no
@@ -310,8 +326,8 @@ def predict(
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
-        ValueError: The noise is invalid, there are no rows, or the number of `noise.seeds` is not
-            that of models.
+        ValueError: The noise is invalid, there are no rows, or `noise.seeds` or `chosen` does not
+            fit the models or rows.
 
     Example:
         >>> import jax
@@ -336,6 +352,13 @@ def predict(
     at_token, protocol = noise.site == "token", np.int32(PROTOCOLS.index(noise.protocol))
     added = tuple(map(jnp.asarray, (at_token, np.float32(noise.level), protocol)))
     roots = _roots(noise, len(jax.tree.leaves(params)[0]))
+    index = np.concatenate([bucket.index for bucket in buckets])
+    order = np.argsort(index, kind="stable")
+    if chosen is not None:
+        sizes = len(roots), len(index), buckets[0].ids.shape[1]
+        check_shape((*sizes, *np.shape(chosen)[-1:]), chosen=chosen)
+        beyond = max(0, max(bucket.ids.shape[2] for bucket in buckets) - chosen.shape[3])
+        chosen = np.pad(chosen, ((0, 0), (0, 0), (0, 0), (0, beyond)))
     pending = []
     for bucket in buckets:
         for rows, weights in eval_batches(bucket, batch_size=batch_size or rows_per_call(bucket)):
@@ -343,10 +366,14 @@ def predict(
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
             if predictor.sharding:
                 batch = predictor.sharding.put_batch(batch)
-            pending.append((weights > 0, *predictor.run(params, roots, batch, rows.index, added)))
+            part = None
+            if chosen is not None:
+                places = np.searchsorted(index[order], rows.index)
+                part = jnp.asarray(chosen[:, places, :, : rows.ids.shape[2]])
+            result = predictor.run(params, roots, batch, rows.index, added, part)
+            pending.append((weights > 0, *result))
     logits = [np.asarray(part)[:, real] for real, part, _ in pending]
     counts = np.sum([np.asarray(part, np.float64) for *_, part in pending], axis=0)
-    order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")
     signal, noise_power, steps, queries = counts.T
     with np.errstate(divide="ignore"):
         snr_db = 10 * np.log10(signal / noise_power)

@@ -150,3 +150,22 @@ def test_eq_6_of_the_paper_leaves_out_the_dimension():
     below = as_printed - hopfield.snr_db(signal, noise)
     np.testing.assert_allclose(below, 10 * np.log10(width), atol=0.1)
     assert round(float(below)) == 29
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 1.0])
+def test_selected_tokens_have_the_highest_scores(rng, share):
+    """Of a batch; equal scores are common, and padding has the highest one."""
+    scores, lengths = rng.integers(0, 4, (50, 9)).astype(float), rng.integers(0, 10, (50, 1))
+    mask = np.arange(9) < lengths
+    scores[~mask] = np.inf
+    select = jax.vmap(lambda scores, mask: hopfield.select_tokens(scores, share=share, mask=mask))
+    for row, length, selected in zip(scores, lengths[:, 0], select(scores, mask), strict=True):
+        count = max(round(share * length), 1) if share else 0
+        best = sorted(range(length), key=lambda place, row=row: (-row[place], place))[:count]
+        assert np.flatnonzero(selected).tolist() == sorted(best)
+
+
+def test_selections_of_a_wrong_shape_or_share_are_refused():
+    for share, scores in ((1.5, jnp.ones(3)), (-0.1, jnp.ones(3)), (0.5, jnp.ones((2, 3)))):
+        with pytest.raises(ValueError, match=r"share must be in \[0, 1\]|must have shape"):
+            hopfield.select_tokens(scores, share=share)

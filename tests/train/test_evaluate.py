@@ -180,3 +180,29 @@ def test_noise_keeps_the_dtype_and_has_gradients_where_padding_is_nan(per_token)
 def test_with_x64_float32_models_predict_in_float32(noise):
     predicted = predict(predictor, params(), BUCKETS, noise=noise, batch_size=8)
     assert predicted.logits.dtype == np.float32 and np.isfinite(predicted.logits).all()
+
+
+def test_noise_is_added_to_chosen_tokens_only():
+    """A bag of words adds up the noise: that of all tokens, where it is chosen."""
+    model = tiny.bag(width=16)
+    weights = jax.vmap(model.init)(jax.random.split(KEY, 2))
+    noise, chosen = Noise("token", "sigma", 0.7, draw=1), np.zeros((2, 23, 1, 11), bool)
+    chosen[0, :, 0, ::3], chosen[1, 5:, 0, 1] = True, True
+    options = {"noise": noise, "batch_size": 8}
+    run = partial(predict, make_predictor(model), weights, BUCKETS)
+    clean, noisy, none = run(), run(chosen=chosen, **options), run(chosen=chosen & False, **options)
+    assert tiny.same_bits(clean.logits, none.logits) and np.isinf(none.snr_db).all()
+    for seed, row in np.ndindex(2, 23):
+        where = ORDER[row]
+        real = chosen[seed, row, 0] & (np.arange(11) < ROWS.lengths[where])
+        added = 0.7 * draws(int(ROWS.index[where]), 1)[:11][real].sum(0)
+        expected = clean.logits[seed, row] + added @ np.asarray(weights["out"][seed])
+        np.testing.assert_allclose(noisy.logits[seed, row], expected, rtol=1e-4, atol=1e-4)
+    everywhere = run(chosen=np.ones((2, 23, 1, 12), bool), **options)
+    np.testing.assert_allclose(everywhere.logits, run(**options).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 23, 1, 12), (2, 22, 1, 12), (2, 23, 12), (2, 23, 2, 12)])
+def test_a_choice_of_tokens_fits_models_and_rows(shape):
+    with pytest.raises(ValueError, match=r"chosen must have shape \(2, 23, 1"):
+        predict(predictor, params(), BUCKETS, noise=NOISY, chosen=np.ones(shape, bool))

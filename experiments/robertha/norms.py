@@ -1,0 +1,328 @@
+"""Are tokens whose embeddings have a low norm more vulnerable to noise?
+
+Paper: Podasca and Das (2026), section 3, Tables 1 and 16 to 20, Figures 3, 4 and 8. Claims: noise
+on low-norm tokens turns right predictions of BERT wrong 3.3 times as often as noise of the same σ
+on high-norm tokens (SST-2: 14.9 against 3.9 %); TinyBERT's ratio is larger.
+
+Command: `python -m experiments norms --task sst2 --data-dir DIR` (TinyBERT from scratch), or with
+`--pretrained FOLDER` for a fine-tuned encoder, and the flags of the `robustness` or `fine-tuning`
+run whose models to test; they are not trained again.
+
+Expected: of the paper's groups, the one that covers more of a text flips more predictions. With as
+many tokens and the same SNR, low-norm tokens are no more vulnerable than others.
+
+Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
+the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
+1.0 and above 1.5. They differ in size: in BERT, 335 low-norm words are 65 % of SST-2's tokens. Same
+SNR per token, the fair protocol: a quarter of each text's tokens, those with the lowest norms, the
+highest, or at random. Random tokens are as many as low-norm ones in both. [CLS], [SEP] and padding
+are never chosen.
+
+Eq. 6, SNR = ‖e‖²/σ², leaves out the width, so σ has two readings. As the norm of a token's noise,
+0.5, 1 and 2 are +9, +3 and -3 dB at BERT's mean norm of 1.40; as the deviation of each of 768
+entries, 0.5 is already -20 dB. The levels are these four, in units of the table's root mean square.
+
+Verdicts are at the strongest noise: low minus high in points against the difference in Table 19
+(`tidy.verdict`), by both protocols; for the same σ also the ratio on a logarithmic scale, undefined
+unless each seed has ten flips in both groups, and by what TinyBERT's ratio exceeds the encoder's.
+Intervals include seeds and rows. A predicted score is right within one point of its label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from experiments import conditions, figures, gaussian, report, runner, tidy
+from experiments.cells import Cell
+from experiments.conditions import CellPredictions
+from experiments.runner import Trial
+from experiments.settings import Flags, optional, resolved
+from hopfax import hopfield
+from hopfax.data import Encoded, TaskData
+
+REPRODUCES = "Robertha, Tables 1, 16-20, Figures 3, 4, 8: vulnerability of tokens by norm"
+LOW, HIGH, SHARE = 0.011, 0.287, 0.25  # of the vocabulary, Table 16; of a text's tokens
+MEAN_NORM, WIDTH = 1.40, 768  # of BERT's table
+SIGMAS = (0.5 / MEAN_NORM, 1 / MEAN_NORM, 2 / MEAN_NORM, 0.5 * WIDTH**0.5 / MEAN_NORM)
+LEVELS = {"sigma": np.round(SIGMAS, 3).tolist(), "per-token": (1.0, 2.0, 4.0)}
+GROUPS = LOWEST, HIGHEST, RANDOM = "low norm", "high norm", "random"
+GAP, RATIO = "low - high", "low / high"
+MIN_FLIPS = 10  # of each seed and group, for a ratio
+# BERT's flips in percent with low-norm and high-norm tokens, and TinyBERT's ratio, if it has one.
+TABLES_19_20 = {
+    "CoLA": (62.3, 38.1, 3.2), "MRPC": (62.7, 7.9, np.nan), "SST-2": (14.9, 3.9, 4.8),
+    "STS-B": (36.8, 18.4, 3.8), "RTE": (23.8, 6.8, np.nan), "BoolQ": (23.0, 5.8, 3.1),
+    "WiC": (39.2, 17.6, 4.3), "COPA": (18.5, 12.0, np.nan),
+}  # fmt: skip
+TABLE_16 = {LOWEST: (335, 0.96), "middle": (21_423, 1.31), HIGHEST: (8764, 1.64)}
+TABLE_17 = {
+    "not": 0.978, "never": 0.982, "only": 0.945, "some": 0.941, "all": 0.938, "excellent": 0.963,
+    "terrible": 0.958, "crucial": 0.971, "trillion": 1.786, "clockwise": 1.750, "whichever": 1.859,
+    "galaxy": 1.456,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Flags):
+    """Which models to test."""
+
+    model: Annotated[tuple[str, ...] | None, optional("NAME ...", "tinybert or pretrained")] = None
+    """Models, see `robustness`."""
+
+
+def run(config: Config) -> Path:
+    """Trains and tests what is missing, then writes the page; returns the run's folder."""
+    default = ("pretrained" if config.encoder.pretrained else "tinybert",)
+    config = resolved(replace(config, model=config.model or default))
+    pairs = product(config.data.task, config.encoder.models(config.model or ()).items())
+    tests = conditions.Gaussian(), *chain(*TESTS)
+    trials = [Trial(task, name, model, tests) for task, (name, model) in pairs]
+    return runner.fill("norms", config, runner.jobs(config, trials, measure), page)
+
+
+def measure(
+    config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None]
+) -> Mapping[str, pd.DataFrame]:
+    """Trains and measures the model of a trial, see `runner.Job`."""
+    scores = runner.measure(config, trial, data, on_progress)["results"]
+    cell = runner.open_cell(config, trial, data)
+    tables = {"results": [*scores, *flips(cell)], "norms": norms_of(cell)}
+    names = {"task": trial.task, "model": trial.model}
+    return {stem: pd.DataFrame(rows).assign(**names) for stem, rows in tables.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selective(conditions.Gaussian):
+    """Gaussian noise on the token embeddings of one of `GROUPS`, its `corruption`."""
+
+    site: str = "token"
+    corruption: str
+
+    def key(self, cell: Cell) -> Any:
+        """See `Condition`."""
+        return {**super().key(cell), "shares": (LOW, HIGH, SHARE)}
+
+    def predict(self, cell: Cell) -> CellPredictions:
+        """See `Condition`."""
+        width = cell.params["tokens"]["embedding"].shape[-1]
+        unit = np.sqrt(np.mean(table_norms(cell) ** 2) / width) if self.protocol == "sigma" else 1
+        noise = self.noise._replace(level=self.level * unit, seeds=cell.spec.seeds)
+        options = {"noise": noise, "chosen": self.chosen(cell)}
+        return conditions.predict_split(cell, cell.data.test, cell.predictor, **options)
+
+    def chosen(self, cell: Cell) -> np.ndarray:
+        """Returns which tokens get noise, `(seeds, rows, choices, tokens)`.
+
+        Raises:
+            ValueError: No text has a token of the group.
+        """
+        (ids, words), norms = texts(cell, cell.data.test), table_norms(cell)
+        each, share = norms[:, ids], SHARE
+        if self.protocol == "sigma":
+            low, high = cuts(norms[:, used(cell)])[..., None, None, None]
+            members = words & (each >= high if self.corruption == HIGHEST else each <= low)
+            share = members.sum(-1) / np.maximum(words.sum(-1), 1)
+        draws = np.random.default_rng(0).random(each.shape)
+        scores = {LOWEST: -each, HIGHEST: each, RANDOM: draws}[self.corruption]
+        chosen = np.asarray(select(scores, share, words))
+        if not chosen.any():
+            name, group = cell.data.spec.name, self.corruption
+            raise ValueError(f"{name} must have tokens of {group}, got {len(ids)} rows without")
+        return chosen
+
+
+TESTS = [
+    [Selective(protocol=protocol, level=level, corruption=group) for group in GROUPS]
+    for protocol, levels in LEVELS.items()
+    for level in levels
+]
+
+
+@partial(jnp.vectorize, signature="(n),(),(n)->(n)")
+def select(scores: Any, share: Any, mask: Any) -> Any:
+    """`hopfield.select_tokens` for arrays of texts."""
+    return hopfield.select_tokens(scores, share=share, mask=mask)
+
+
+def texts(cell: Cell, rows: Encoded) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids of rows in the order of their index, and which tokens are not special."""
+    rows = Encoded(*(part[np.argsort(rows.index)] for part in rows))
+    words = np.arange(rows.ids.shape[-1]) < rows.lengths[..., None]
+    words &= rows.ids != cell.data.vocabulary.sep_id
+    words[..., 0] = False
+    return rows.ids, words
+
+
+def used(cell: Cell) -> np.ndarray:
+    """Returns the ids of the training texts' tokens, in increasing order."""
+    ids, words = texts(cell, cell.data.train)
+    return np.unique(ids[words])
+
+
+def cuts(norms: Any) -> np.ndarray:
+    """Returns the norms that bound the groups, `(2, ...)`, of the last axis."""
+    return np.quantile(norms, [LOW, 1 - HIGH], axis=-1)
+
+
+def table_norms(cell: Cell) -> np.ndarray:
+    """Returns the norms of the trained token embeddings, `(seeds, vocabulary)`."""
+    norms = np.linalg.norm(np.asarray(cell.params["tokens"]["embedding"], np.float64), axis=-1)
+    return cell.model.config.embedding_scale * norms
+
+
+def right(predicted: CellPredictions) -> np.ndarray:
+    """Returns which predictions are right, `(seeds, rows)`."""
+    if predicted.logits.shape[-1] == 1:
+        return np.abs(predicted.logits[..., 0] - predicted.labels) <= 1
+    return predicted.logits.argmax(-1) == predicted.labels
+
+
+def rates(clean: np.ndarray, wrong: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns flips in percent by group, their differences, and the logarithm of their ratio.
+
+    `clean` is `(seeds, rows)`, True where right without noise, and `wrong` `(groups, seeds, rows)`,
+    True where wrong with noise on a group; results are `(seeds,)`.
+    """
+    shares = low, high, random = 100 * (wrong & clean).sum(2) / np.maximum(clean.sum(1), 1)
+    gaps = {GAP: low - high, "low - random": low - random}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return dict(zip(GROUPS, shares, strict=True)) | gaps | {RATIO: np.log(low / high)}
+
+
+def flips(cell: Cell) -> Iterator[dict[str, Any]]:
+    """Rows of results.csv on flips, and on the share of the words that get noise."""
+    clean = right(conditions.predictions(cell, conditions.Gaussian()))
+    _, words = texts(cell, cell.data.test)
+    for tests in TESTS:
+        wrong = np.stack([~right(conditions.predictions(cell, each)) for each in tests])
+        columns = {**tests[0].columns(cell), "denoiser": "none", "num_examples": len(clean[0])}
+        hits = {each.corruption: each.chosen(cell).sum((1, 2, 3)) for each in tests}
+        values = {("words hit", group): 100 * hit / words.sum() for group, hit in hits.items()}
+        values |= {("flips", name): each for name, each in rates(clean, wrong).items()}
+        if (wrong[:2] & clean).sum(2).min() < MIN_FLIPS:
+            del values["flips", RATIO]
+        for (metric, name), scores in values.items():
+            row = {**columns, "metric": metric, "corruption": name}
+            if metric == "flips":
+                mean = lambda rows: rates(clean[:, rows], wrong[:, :, rows])[name].mean()  # noqa: B023, E731
+                row["low"], row["high"] = tidy.bootstrap(len(clean[0]), mean)
+            for seed, score in zip(cell.spec.seeds, scores.round(4), strict=True):
+                yield {**row, "seed": seed, "score": score}
+
+
+def norms_of(cell: Cell) -> pd.DataFrame:
+    """Returns norms.csv on the trained table, mean over seeds: groups, a histogram and words."""
+    norms, (ids, words) = table_norms(cell).mean(0), texts(cell, cell.data.test)
+    share = 100 * np.bincount(ids[words], minlength=len(norms)) / words.sum()
+    every = pd.DataFrame({"norm": norms, "share": share}, cell.data.vocabulary.tokens)
+    known, parts = every.iloc[used(cell)], []
+    of = {"count": ("norm", "size"), "mean": ("norm", "mean"), "std": ("norm", "std")}
+    of["tokens"] = "share", "sum"  # in percent of the reported texts'
+    for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts(known.norm))):
+        name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[*TABLE_16]).rename("name")
+        parts.append(own.groupby(name, observed=False).agg(**of).assign(kind=kind).reset_index())
+    bins = known.groupby([pd.cut(known.norm, 40).rename("bin"), name], observed=True).agg(**of)
+    parts.append(bins.reset_index("name").assign(kind="bin"))
+    named = every.reindex([*TABLE_17]).dropna().rename_axis("name").reset_index()
+    rank = [100 * np.mean(known.norm < norm) for norm in named.norm]
+    parts.append(named.rename(columns={"norm": "mean"}).assign(kind="word", rank=rank))
+    return pd.concat(parts)
+
+
+def intervals(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Returns means over seeds with intervals over seeds and rows, and names for the page."""
+    table = tidy.with_rows(tidy.summarize(tidy.scores(frame, metric)), frame, metric)
+    names = gaussian.titles(table.task.unique(), table.model.unique())
+    table["title"], table["panel"] = table.task.map(names), table.protocol.map(gaussian.PROTOCOLS)
+    table["noise"] = [gaussian.noise_label("matched", level) for level in table.level]
+    return table.assign(subject=table.title + ", " + table.model.map(names))
+
+
+def claims(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the verdicts: subject, claim, paper, mean, low, high, verdict."""
+    unlearned = {*gaussian.not_learned(tidy.scores(frame), gaussian.constants(frame)).index}
+    table, ends, lines, ratios = intervals(frame, "flips"), ["mean", "low", "high"], [], {}
+    table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
+
+    def add(subject: Any, claim: str, paper: float, value: Any, *models: Any) -> None:
+        (mean, *bounds), (scale, back) = value, (np.log, np.exp) if "/" in claim else (float, float)
+        verdict = "undefined" if np.isnan(mean) else tidy.verdict(*bounds, effect=scale(paper))
+        verdict = "not learned" if unlearned & {*models} else verdict
+        lines.append((subject, claim, paper, *map(back, value), verdict))
+
+    names = ["task", "model", "subject", "title"]
+    for (task, model, subject, title), rows in table.groupby(names, sort=False):
+        low, high, tiny = TABLES_19_20.get(str(title), 3 * (np.nan,))
+        values = rows.set_index(["protocol", "corruption"])[ends]
+        for protocol, name in (("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)):
+            value = values.reindex([(protocol, name)]).to_numpy()[0]
+            paper = low / high if name == RATIO else low - high
+            add(subject, f"{name}, {gaussian.PROTOCOLS[protocol]}", paper, value, (task, model))
+        ratios[task, model] = value
+        pair = (task, "tinybert"), (task, "pretrained")
+        if (task, model) in pair and {*pair} <= ratios.keys():
+            ours, theirs = (ratios[each] for each in pair)
+            half = np.hypot(ours[2] - ours[1], theirs[2] - theirs[1]) / 2
+            value = ours[0] - theirs[0] + np.array([0, -half, half])
+            add(title, "TinyBERT / encoder", tiny * high / low, value, *pair)
+    return pd.DataFrame(lines, columns=["subject", "claim", "paper", *ends, "verdict"])
+
+
+def snr() -> pd.DataFrame:
+    """Returns the SNR of Tables 1 and 18, which leaves out the width, and the true one in dB."""
+    table = pd.DataFrame(product((0.5, 1.0, 2.0, 5.0), (LOWEST, HIGHEST)), columns=["σ", "group"])
+    ratio = (np.array([TABLE_16[each][1] for each in table.group]) / table["σ"]) ** 2
+    return table.assign(**{"paper's SNR": ratio, "true SNR, dB": 10 * np.log10(ratio / WIDTH)})
+
+
+def page(folder: Path) -> report.Page:
+    """Returns the page of a run."""
+    frame, norms = tidy.read(folder), pd.read_csv(folder / "norms.csv")
+    table, hit = intervals(frame, "flips"), intervals(frame, "words hit").assign(noise="words hit")
+    norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
+    shown = pd.concat([hit, table[table.corruption != RATIO]])
+    shown["line"] = shown.subject + ", " + shown.corruption
+    groups = norms[norms.kind.isin(["paper", "used"])]
+    groups = groups[["subject", "kind", "name", "count", "mean", "std", "tokens"]]
+    groups[["paper count", "paper mean"]] = [TABLE_16[name] for name in groups.name]
+    words = norms[norms.kind == "word"][["subject", "name", "mean", "rank"]]
+    tables = [
+        _table("Verdicts at the strongest noise", claims(frame)),
+        *(
+            report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
+            for panel, rows in shown.groupby("panel", sort=False)
+        ),
+        _table("Norms, paper's thresholds and used tokens", groups),
+        _table("Norms of words, rank in %", words.assign(paper=words.name.map(TABLE_17))),
+        _table("SNR of Tables 1 and 18", snr()),
+    ]
+    of = {"count": "all tokens", "tokens": "in texts"}
+    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm"})
+    bins = bins.melt(["subject", "name", "norm"], [*of], "of", "mean")
+    bins["panel"] = bins.subject + ": " + bins["of"].map(of)
+    bins["mean"] *= 100 / bins.groupby("panel")["mean"].transform("sum")
+    bins[["low", "high", "formula"]] = np.nan
+    specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted({*bins.panel})}
+    axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
+    labels = {"xlabel": "noise on the group", "ylabel": "flips, %"}
+    groups, title = table[table.corruption.isin(GROUPS)], "Flips by norm of the noisy tokens"
+    pictures = {
+        "flips": report.facets("Right predictions that flip", groups, **axes, **labels),
+        "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
+    }
+    return report.Page(title, pictures=pictures, tables=tables)
+
+
+def _table(caption: str, frame: pd.DataFrame) -> report.Table:
+    """A frame as a table of a page."""
+    shown = frame.map(lambda x: x if isinstance(x, str) else report.number(x, 2 * bool(x % 1)))
+    return report.Table([*map(str, frame)], shown.to_numpy().tolist(), caption)
