@@ -90,7 +90,8 @@ def test_page_is_one_well_formed_file_of_moderate_size(published):
 )
 def test_a_page_of_a_published_run_has_tables_and_pictures(module, suite, tmp_path):
     page = published_page(module, suite, None, tmp_path)
-    assert page.pictures and page.tables and all(table.rows for table in page.tables)
+    assert page.tables and all(table.rows for table in page.tables)
+    assert page.pictures and all(each.figure.axes for each in page.pictures.values())
 
 
 def test_chart_has_the_rows_of_the_table(published):
