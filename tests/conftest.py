@@ -33,17 +33,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 FAST = (
     "data",
     "text",
+    "experiments/test_command_line.py",
     "experiments/test_outcomes.py",
     "experiments/test_paper.py",
     "experiments/test_rundir.py",
-    "experiments/test_settings.py",
     "experiments/test_tidy.py",
     "hopfield/test_arguments.py",
     "hopfield/test_corruption.py",
     "hopfield/test_retrieval.py",
     "nn/test_models.py",
     "stability/test_influence.py",
-    "stability/test_noise.py",
     "test_fixed_point.py",
     "test_layering.py",
     "train/test_metrics.py",
@@ -92,16 +91,13 @@ def shared() -> Path:
     return folder
 
 
-STRICT = ("hopfield", "stability", "test_fixed_point.py")
-
-
 @pytest.fixture(autouse=True)
 def strict(request):
     """No implicit promotion of types or ranks in the tests of the cores."""
     import jax  # after the environment above is set
 
     path = request.path.relative_to(Path(__file__).resolve().parent)
-    if path.parts[0] not in STRICT:
+    if path.parts[0] not in ("hopfield", "stability", "test_fixed_point.py"):
         yield
         return
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

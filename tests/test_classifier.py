@@ -27,10 +27,8 @@ LABELS = ("bad", "neutral", "good")
 
 
 def classifier(model):
-    params = jax.tree.map(
-        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape),
-        jax.eval_shape(model.init, jax.random.key(0)),
-    )
+    leaves = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), leaves)
     return Classifier(model, params, VOCABULARY, LABELS)
 
 

@@ -1,6 +1,6 @@
-"""The house rules that a program can check: imports, names, lengths.
+"""The house rules that a program can check: imports, names, shapes in signatures.
 
-Everything is read from the syntax trees; nothing is imported but in the last test.
+The syntax trees are read; what is imported is imported by processes of its own.
 """
 
 import ast
@@ -43,6 +43,7 @@ MOVING = {
     "jit", "grad", "value_and_grad", "vmap", "scan", "Optimizer", "MultiMetric", "sow", "capture",
     "perturb", "pmap", "remat", "cond", "while_loop",
 }  # fmt: skip
+PACKAGES = {"robertha", "memory", "noise_stability", "benchmarks"}
 FOREIGN = {"tensorflow", "torch", "transformers", "clu", "seaborn", "pickle", "cloudpickle", "dill"}
 
 
@@ -95,9 +96,6 @@ def test_imports_run_one_way(path):
         if name.split(".")[0] == "hopfax" and layer(name) != here:
             allowed = ALLOWED[here].split()
             assert layer(name).split(".")[-1] in allowed, f"{here} must not import {name}"
-
-
-PACKAGES = {"robertha", "memory", "noise_stability", "benchmarks"}
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if PACKAGES & {*path.parts}], ids=short)
@@ -177,6 +175,30 @@ for name in ("robustness", "attribution", "demo", "predict"):
     assert main([name, "--help"]) == 0
 assert not {"jax", "flax", "pandas", "matplotlib", "tensorflow"} & set(sys.modules)
 """)
+
+
+def test_shapes_are_as_annotated_and_every_other_is_refused():
+    """The checks are installed at import, and would refuse what other tests pass on purpose."""
+    printed = run_python("""
+import doctest, importlib, pkgutil
+from jaxtyping import TypeCheckError, install_import_hook
+with install_import_hook(["hopfax.fixed_point", "hopfax.hopfield"], "beartype.beartype"):
+    from hopfax import hopfield
+import jax.numpy as jnp
+for info in pkgutil.iter_modules(hopfield.__path__, "hopfax.hopfield."):
+    module = importlib.import_module(info.name)
+    assert not doctest.testmod(module, globs={}, optionflags=doctest.ELLIPSIS).failed
+keys, mask = jnp.ones((6, 4)), jnp.arange(6) < 5
+for options in ({}, {"mask": mask}):
+    hopfield.esr_penalty(keys, **options)
+    for gradient in ("implicit", "unrolled"):
+        hopfield.retrieve(keys[0], keys, beta=1.0, gradient=gradient, **options)
+try:
+    hopfield.snr_db(keys, keys[:, 1:])
+except TypeCheckError:
+    print("refused")
+""")
+    assert printed == "refused\n"
 
 
 def test_only_the_functions_that_need_an_extra_ask_for_it():

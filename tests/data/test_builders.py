@@ -12,6 +12,7 @@ from hopfax.data import TASKS, builders, load_task, read_split, task
 
 tfds.disable_progress_bar()
 
+ROWS = "sentence\tlabel\nfine\t1\nbad\t0\n"
 RAW_TASKS = [name for name, spec in TASKS.items() if spec.suite != "synthetic"]
 
 
@@ -93,9 +94,6 @@ def test_malformed_and_missing_files(tmp_path):
     builders.build("sst2", tfds_dir=sets, raw_dir=raw)
     with pytest.raises(FileNotFoundError, match=r"no train .* SST-2.*\(built splits: validation\)"):
         builders.read_built(task("sst2"), sets, "train")
-
-
-ROWS = "sentence\tlabel\nfine\t1\nbad\t0\n"
 
 
 def archive(folder, files):

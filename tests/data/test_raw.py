@@ -1,9 +1,11 @@
+import dataclasses
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from hopfax.data import TASKS, read_split, task
+from hopfax.data import TASKS, load_task, read_split, task
 
 RAW = [name for name, spec in TASKS.items() if spec.suite != "synthetic"]
 PARTIAL = {"mnli", "qqp", "qnli", "boolq"}  # files with a part of the rows
@@ -55,10 +57,8 @@ def test_layouts(tmp_path):
 
 def test_joins_of_superglue():
     copa = {"premise": "It rained.", "choice1": "A.", "choice2": "B.", "question": "effect"}
-    assert task("copa").join(copa) == (
-        ("It rained. What happened as a result?", "A."),
-        ("It rained. What happened as a result?", "B."),
-    )
+    question = "It rained. What happened as a result?"
+    assert task("copa").join(copa) == ((question, "A."), (question, "B."))
     with pytest.raises(ValueError, match="'cause' or 'effect', got 'why'"):
         task("copa").join(copa | {"question": "why"})
     wic = {"word": "run", "sentence1": "Run rogue.", "sentence2": "She ran."}
@@ -96,7 +96,6 @@ def test_few_damaged_rows_of_qqp_are_dropped_but_many_are_an_error(tmp_path):
         ("sst2", "sentence\tlabel\n", r"has no rows"),
         ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: label .* 5.0, got '5.5'"),
         ("wic", '{"word": "a"}\n', r"line 1: no 'sentence1'"),
-        ("wic", "{\n", r"line 1, column 2: not JSON \(Expecting"),
         ("wic", "[]\n", r"line 1, column 1: not JSON \(expected an object, got list"),
         ("wsc", '{"text": "a", "target": {"span1_text": 3}}', r"line 1: .*must be a string, got 3"),
     ],
@@ -106,3 +105,35 @@ def test_errors_name_file_and_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message) as error:
         read_split(name, tmp_path, "train")
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["sentiment", "entailment", "paraphrase"])
+def test_synthetic_tasks_require_no_files(tmp_path, name):
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "was")
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    data, few = load_task(name), load_task(name, vocabulary=tmp_path, train_size=64)
+    assert few.vocabulary.tokens == words
+    sizes = [len(part.labels) for part in (few.train, data.train, data.validation, data.test)]
+    assert sizes == [64, 2000, 400, 500]
+    assert data.train.ids.max() < data.vocabulary.size < 512
+    assert not data.is_partial
+
+
+def test_train_file_is_split_without_overlap(tmp_path, monkeypatch):
+    (tmp_path / "SST-2").mkdir()
+    for file, rows in (("train.tsv", 50), ("dev.tsv", 20)):
+        lines = [f"{file[:3]} word{number}\t{number % 2}\n" for number in range(rows)]
+        (tmp_path / "SST-2" / file).write_text("sentence\tlabel\n" + "".join(lines))
+    data, few = (load_task("sst2", data_dir=tmp_path, train_size=size) for size in (None, 10))
+    assert data.validation.index.tolist() == few.validation.index.tolist()
+    assert data.validation.index.tolist() == [1, 5, 15, 19, 48]  # on every machine
+    assert sorted([*data.train.index, *data.validation.index]) == list(range(50))
+    assert (np.diff(data.train.index) > 0).all() and len(data.test.index) == 20
+    assert len(few.train.index) == 10 and set(few.train.index) < set(data.train.index)
+    # "dev" occurs in the dev file only, so its letters are not merged.
+    assert "tra" in data.vocabulary.tokens and "dev" not in data.vocabulary.tokens
+    with pytest.raises(ValueError, match=r"train_size must be at most 45 \(sst2 has 50 .* got 46"):
+        load_task("sst2", data_dir=tmp_path, train_size=46)
+    monkeypatch.setitem(TASKS, "sst2", dataclasses.replace(task("sst2"), train_rows=50))
+    assert not load_task("sst2", data_dir=tmp_path).is_partial
+    assert load_task("sst2", data_dir=tmp_path, train_size=44).is_partial

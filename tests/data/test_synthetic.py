@@ -115,10 +115,8 @@ def test_labels_are_balanced_and_agree_with_an_independent_reading(name):
 
 @pytest.mark.parametrize("name", READ)
 def test_seeds_differ_and_larger_splits_extend_smaller_ones(name):
-    rows, few, other = (
-        synthetic_split(name, "train", size=size, seed=seed)
-        for size, seed in ((300, 5), (100, 5), (300, 6))
-    )
+    split = functools.partial(synthetic_split, name, "train")
+    rows, few, other = split(size=300, seed=5), split(size=100, seed=5), split(size=300, seed=6)
     assert rows[:100] == few and [row.index for row in rows] == list(range(300))
     assert len({row.texts for row in rows} & {row.texts for row in other}) < 100
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 
 from experiments.memory import attacks, certificates, pipeline
@@ -112,16 +111,3 @@ def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batc
     rows = certificates.under_noise(reader, batch, 8.0, 60)
     values = {row["metric"]: row["score"] for row in rows}
     assert 5 < values["bound"] <= values["unchanged"] + 3
-
-
-def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
-    rows = certificates.under_noise(reader, batch, 10.0, 2)
-    texts = {name: [batch.ids[0][batch.mask[0]]] for name in certificates.TASKS}
-    rows += certificates.certified(texts, reader.radius / batch.unit)
-    for radius in (0.1, 0.5):
-        rows += certificates.attacked(reader, batch, radius, 2)
-    frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
-    frame.to_csv(tmp_path / "results.csv")
-    page = certificates.page(tmp_path)
-    assert [row[0] for row in page.tables[0].rows] == ["0.1", "0.5"]
-    assert len(page.pictures["certificates"].figure.axes) == 3

@@ -93,30 +93,6 @@ def test_forward_backward_is_the_sum_over_all_paths(length):
     np.testing.assert_allclose(alone.probability[0], np.exp(log_softmax(likelihood[0])), rtol=1e-4)
 
 
-def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
-    chains, mask = [chain(4, 3), chain(6, 3)], np.arange(6) < [[4], [6]]
-    likelihood, transition = np.full((2, 6, 3), np.nan), np.full((2, 5, 3, 3), np.nan)
-    likelihood[0, :4], transition[0, :3] = chains[0]
-    likelihood[1], transition[1] = chains[1]
-    together = jax.jit(jax.vmap(lambda x, y, real: forward_backward(x, y, real)))
-    got = together(likelihood, transition, mask)
-    assert not np.any(got.probability[0, 4:])
-    for number, each in enumerate(chains):
-        alone, length = forward_backward(*each), len(each[0])
-        np.testing.assert_allclose(got.probability[number, :length], alone.probability, rtol=1e-5)
-        np.testing.assert_allclose(got.log_normalizer[number], alone.log_normalizer, rtol=1e-6)
-
-    def loss(*arrays):
-        marginals = together(*arrays, mask)
-        return (marginals.probability**2).sum() + marginals.log_normalizer.sum()
-
-    slopes = jax.jit(jax.grad(loss, (0, 1)))(likelihood, transition)
-    for slope, real in zip(map(np.asarray, slopes), (mask, mask[:, 1:]), strict=True):
-        assert np.isfinite(slope).all()
-        assert not slope[~real].any()
-        assert all(each[rows].any() for each, rows in zip(slope, real, strict=True))
-
-
 def test_gradients_of_marginals_are_central_differences():
     arrays = chain(5, 3)
     weights = draw.normal(size=(5, 3))

@@ -97,7 +97,6 @@ def test_averages_are_means_over_suites_or_over_learned_tasks():
 
 
 def test_the_kept_snr_is_the_lowest_before_the_first_loss():
-    assert values.kept("memory-trained", "minilm_sst2_full", "pretrained") == pytest.approx(
-        2, abs=0.01
-    )
+    kept = values.kept("memory-trained", "minilm_sst2_full", "pretrained")
+    assert kept == pytest.approx(2, abs=0.01)
     assert values.snr(values.kept("memory-trained", "minilm_cola", "pretrained")) == "–"

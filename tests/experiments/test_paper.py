@@ -1,4 +1,3 @@
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ from experiments.noise_stability import grokking
 from experiments.paper import paper_score
 from hopfax.data import modular_addition
 
+SCORES = Path(paper.__file__).with_name("paper_scores.csv")
+
 
 def test_the_copy_is_the_reference(shared):
-    ours = Path(paper.__file__).with_name("paper_scores.csv").read_text()
-    assert ours == (shared / "reference" / "robertha_scores.csv").read_text()
+    assert SCORES.read_text() == (shared / "reference" / "robertha_scores.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_scores(title, model, level, corruption, expected):
 
 def test_robertha_leads_on_seven_of_the_nine_sets_of_table_11():
     """The text says eight."""
-    table = pd.read_csv(Path(paper.__file__).with_name("paper_scores.csv"))
+    table = pd.read_csv(SCORES)
     table = table[table.table == "table11"].pivot(index="task", columns="model", values="mean")
     leads = table.Robertha > table[["FreeLB", "DataAugment"]].max(axis=1)
     assert (leads.sum(), len(leads)) == (7, 9)
@@ -63,9 +63,8 @@ def test_other_errata():
 @pytest.mark.parametrize("model", ["tinybert", "robertha"])
 @pytest.mark.parametrize(("suite", "size"), [("glue", 9), ("superglue", 4)])
 def test_suite_averages_agree_with_their_tasks(suite, size, model):
-    with open(Path(paper.__file__).with_name("paper_scores.csv"), newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["corruption"] == "gaussian"]
-    tasks = {row["task"] for row in rows if row["benchmark"] == suite} - {"average"}
+    rows = pd.read_csv(SCORES)
+    tasks = {*rows.task[(rows.corruption == "gaussian") & (rows.benchmark == suite)]} - {"average"}
     assert len(tasks) == size
     for level in (0, 0.5, 1, 2, 5):
         mean = np.mean([paper_score(task, model, level) for task in tasks])

@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 from experiments import gaussian, report
+from experiments.memory import certificates, context, recovery
+from experiments.noise_stability import encoder, influence, tail_mass
 from experiments.pages.__main__ import RESULTS
 
 NASTY = '</script><b title="x">\'&'
@@ -33,13 +35,17 @@ class Parser(HTMLParser):
             self.attributes[name].append(value)
 
 
+def published_page(module, suite, run, folder):
+    frame = pd.read_csv(RESULTS / "data" / f"{suite}.csv")
+    frame[frame.run == (run or frame.run[0])].to_csv(folder / "results.csv", index=False)
+    return module.page(folder)
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The page of seven published tasks, its data and its elements."""
     folder = tmp_path_factory.mktemp("run")
-    frame = pd.read_csv(RESULTS / "data" / "robustness.csv")
-    frame[frame.run == "seven_tasks"].to_csv(folder / "results.csv", index=False)
-    page = gaussian.page(folder)
+    page = published_page(gaussian, "robustness", "seven_tasks", folder)
     text = report.html(page, folder)
     return page, text, Parser(text)
 
@@ -69,6 +75,23 @@ def test_page_is_one_well_formed_file_of_moderate_size(published):
     assert not {link for link in parser.attributes["href"] if not link.startswith("#")}
     addresses = set(re.findall(r"https?://[^\s\"'<)]+", text))
     assert all(address.startswith("http://www.w3.org/") for address in addresses)
+
+
+@pytest.mark.parametrize(
+    ("module", "suite"),
+    [
+        (certificates, "memory-certificates"),
+        (context, "memory-context"),
+        (recovery, "memory-recovery"),
+        (encoder, "encoder-stability"),
+        (influence, "influence"),
+        (tail_mass, "tail-mass"),
+    ],
+)
+def test_a_page_of_a_published_run_has_tables_and_pictures(module, suite, tmp_path):
+    page = published_page(module, suite, None, tmp_path)
+    assert page.tables and all(table.rows for table in page.tables)
+    assert page.pictures and all(each.figure.axes for each in page.pictures.values())
 
 
 def test_chart_has_the_rows_of_the_table(published):

@@ -12,6 +12,15 @@ from experiments import rundir
 from experiments.__main__ import earlier
 from experiments.provenance import command_line, processor, provenance
 
+LOCK = """
+import sys
+from experiments import rundir
+
+with rundir.locked(sys.argv[1]):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -27,16 +36,6 @@ def test_the_same_configuration_finds_the_same_folder(tmp_path):
     other = rundir.open_run("robustness", Config(runs=tmp_path, sigmas=(0.5, 2.0)))
     assert first == again != other and first.parent == tmp_path / "robustness"
     assert elsewhere.name == first.name
-
-
-LOCK = """
-import sys
-from experiments import rundir
-
-with rundir.locked(sys.argv[1]):
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 
 
 def test_a_lock_names_its_owner_and_ends_with_it(tmp_path):

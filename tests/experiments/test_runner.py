@@ -16,11 +16,9 @@ import pytest
 
 from experiments import __main__ as command_line
 from experiments import cells, conditions, gaussian, predict, report, rundir, runner, tidy
-from experiments.__main__ import earlier
 from experiments.models import VARIANTS, variant, with_flags
 from experiments.robertha import suites
 from experiments.robertha.demo import Demo
-from experiments.runner import Trial
 from experiments.settings import Data, Training, resolved
 from hopfax import Classifier
 from hopfax.data import Encoded, task
@@ -29,21 +27,16 @@ from hopfax.train.metrics import scores
 
 def config(folder, **training):
     sizes = {"seeds": (1, 2, 3), "epochs": 2, "width": 16, "patience": 2} | training
-    return resolved(
-        suites.Robustness(
-            budget="smoke",
-            runs=str(folder),
-            data=Data(task=("sentiment",), train_size=64, test_size=40, vocab_size=200),
-            training=Training(**sizes),
-        )
-    )
+    data = Data(task=("sentiment",), train_size=64, test_size=40, vocab_size=200)
+    options = {"budget": "smoke", "runs": str(folder), "data": data, "training": Training(**sizes)}
+    return resolved(suites.Robustness(**options))
 
 
 CLEAN = (conditions.Gaussian(),)
 
 
 def trial(name="tinybert", tests=CLEAN, denoisers=("none",)):
-    return Trial("sentiment", name, variant(name), tests, denoisers)
+    return runner.Trial("sentiment", name, variant(name), tests, denoisers)
 
 
 def fill(flags, *trials, page=gaussian.page):
@@ -81,7 +74,7 @@ def test_each_pretrained_model_has_its_own_learning_rate(flags, cell):
     assert "learning_rate" not in each.settings()
     for rate, expected in ((None, each.learning_rate), (1e-4, 1e-4)):
         config = replace(flags, training=replace(flags.training, learning_rate=rate))
-        spec = runner.spec_of(config, Trial("sentiment", "any", each, CLEAN), cell.data)
+        spec = runner.spec_of(config, runner.Trial("sentiment", "any", each, CLEAN), cell.data)
         assert spec.learning_rate == expected
 
 
@@ -170,11 +163,8 @@ def test_the_interval_of_a_gain_is_over_rows_of_the_mean_over_seeds():
     ours = np.stack([right, right])
     theirs = np.stack([np.where(half[:, None], right, 1 - right) for half in (halves, ~halves)])
     of = {"labels": labels, "snr_db": draw.normal(size=2), "num_steps": np.zeros(2)}
-    gains, low, high = conditions.with_interval(
-        ("accuracy",),
-        conditions.CellPredictions(logits=ours, **of),
-        conditions.CellPredictions(logits=theirs, **of),
-    )
+    both = (conditions.CellPredictions(logits=logits, **of) for logits in (ours, theirs))
+    gains, low, high = conditions.with_interval(("accuracy",), *both)
     assert gains == [50, 50] and low == high == 50
 
 
@@ -308,17 +298,15 @@ def test_sets_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_run_gathers_every_row_once(flags, monkeypatch):
-    grid = conditions.gaussian_grid(
-        levels=(1.0,), sites=("token",), protocols=("sigma",), noise_draws=2
-    )
-    both = trial(tests=grid, denoisers=("none", "memory"))
+    noise = {"levels": (1.0,), "sites": ("token",), "protocols": ("sigma",), "noise_draws": 2}
+    both = trial(tests=conditions.gaussian_grid(**noise), denoisers=("none", "memory"))
     folder = fill(flags, both)
     frame = tidy.read(folder)
     assert not frame.duplicated([*tidy.CELL, "seed", "draw", "metric"]).any()
     counts = frame[frame.metric == "score"].groupby("denoiser").size().to_dict()
     assert counts == {"none": 3 * (1 + 2), "memory": 3 * (1 + 2)}
     assert (folder / "report.html").exists() and (folder / "scores.png").exists()
-    assert "1 of 1 models trained" in earlier(folder.parents[1])
+    assert "1 of 1 models trained" in command_line.earlier(folder.parents[1])
     before = (folder / "results.csv").read_bytes()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
@@ -363,7 +351,7 @@ def test_files_with_named_columns_are_a_task(tmp_path):
     data = runner.load(flags, name)
     assert data.spec.labels == ("3", "4") and data.test.labels.tolist() == [0, 1] * 4
     assert len(data.train.labels) == 54  # fewer than the 128 of a smoke run
-    films = Trial(name, "tinybert", variant("tinybert"), CLEAN)
+    films = runner.Trial(name, "tinybert", variant("tinybert"), CLEAN)
     frame = tidy.read(fill(flags, films, page=lambda _: report.Page(title="a")))
     assert set(frame.task) == {"films"} and set(frame.num_examples) == {8}
     with pytest.raises(ValueError, match=r"--train \(films\) can be tested under Gaussian noise"):
@@ -431,10 +419,8 @@ def test_an_evaluation_set_has_the_labels_of_its_task(tmp_path):
 
 def test_capacity_leaves_out_padding():
     test = SimpleNamespace(ids=np.array([[[1, 2, 0, 0]]]), lengths=np.array([[2]]))
-    params = {
-        "memory": {"log_prior": np.log([[0.5, 0.25, 0.25]])},
-        "tokens": {"embedding": np.zeros((1, 3, 8))},
-    }
+    memory, tokens = {"log_prior": np.log([[0.5, 0.25, 0.25]])}, {"embedding": np.zeros((1, 3, 8))}
+    params = {"memory": memory, "tokens": tokens}
     cell = SimpleNamespace(data=SimpleNamespace(test=test), params=params)
     expected = 10 * np.log10(2 ** (2 * 2 / 8) - 1)  # two bits a token
     np.testing.assert_allclose(cells.capacity(cell), expected, rtol=1e-5)

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from nn import checkpoints
 
-from experiments import report
 from experiments.noise_stability import tail_mass
 from hopfax.nn import load_pretrained, tinybert
 from hopfax.stability import spectral_tail_bound
@@ -23,16 +22,14 @@ def test_the_function_of_an_embedding_is_the_cosine_to_the_unchanged_text(tmp_pa
     model = load_pretrained(checkpoints.save(tmp_path, checkpoints.CONFIGS["bert"], tensors))
     ids, others = jnp.array([5, 6, 7, 8]), jnp.array([9, 10, 11, 4])
 
-    def embedding(ids):
+    def unit(ids):
         embeddings = model.embed(jnp.array([[1, *ids, 2]]))
         states = model.forward(embeddings, jnp.ones((1, 6), bool)).output[0]
         mean = np.asarray(states, float).mean(0)
         return mean / np.linalg.norm(mean)
 
     bits = np.array([[[1, 1, 1, 1], [1, -1, 1, -1]], [[-1, -1, -1, -1], [1, 1, 1, -1]]])
-    expected = [
-        [embedding(np.where(x > 0, ids, others)) @ embedding(ids) for x in of] for of in bits
-    ]
+    expected = [[unit(np.where(x > 0, ids, others)) @ unit(ids) for x in of] for of in bits]
     output = tail_mass.embedding(model)
     values = tail_mass.agreement(output, ((1,), (2,)), model.params, ids, others, bits)
     assert expected[0][0] == pytest.approx(1) and np.min(expected) < 0.95
@@ -89,44 +86,24 @@ def test_the_variance_of_few_draws_is_unbiased():
     assert np.mean(found) == pytest.approx(1, abs=5 * np.std(found) / 1000**0.5)
 
 
-WEIGHTS = np.array([[0.5, 1 + 0.1 * extra, 0.1, 0, 0, 0, 0.2] for extra in range(5)])
-DEGREES = np.arange(7)
-
-
-@pytest.fixture
-def frame():
-    """Results of texts with known weights, estimated without error."""
-    sums = {"variance": DEGREES > 0, "influence": DEGREES, "pairs": DEGREES * (DEGREES - 1)}
-    parts = {(name, np.nan): factor for name, factor in sums.items()}
-    parts |= {("distance", rho): 1 - rho**DEGREES for rho in tail_mass.RHOS}
+def test_bounds_are_shares_of_the_variance():
+    """Of texts with known weights, estimated without error."""
+    texts = np.array([[0.5, 1 + 0.1 * extra, 0.1, 0, 0, 0, 0.2] for extra in range(5)])
+    weights, k = texts.mean(0), np.arange(7)
+    parts = {("variance", np.nan): k > 0, ("influence", np.nan): k, ("pairs", np.nan): k * (k - 1)}
+    parts |= {("distance", rho): 1 - rho**k for rho in tail_mass.RHOS}
     tables = [
-        pd.DataFrame({"metric": metric, "level": level, "score": WEIGHTS @ factor, "model": model,
-                      "seed": range(5)})
+        pd.DataFrame({"seed": range(5), "metric": metric, "level": level, "score": texts @ factor})
         for (metric, level), factor in parts.items()
-        for model in ("trained", "random")
-    ]  # fmt: skip
-    return pd.concat(tables).assign(corruption="replaced tokens", task="Monte Carlo")
-
-
-def test_bounds_are_shares_of_the_variance(frame):
-    table = tail_mass.bounds(frame)
-    table = table[table.weights == "trained"].set_index(["quantity", "rho"])["mean"]
-    weights = WEIGHTS.mean(0)
-    variance, stability = weights[1:].sum(), weights[1:] @ 0.5 ** DEGREES[1:]
+    ]
+    table = tail_mass.bounds(pd.concat(tables).assign(model="trained"))
+    table = table.set_index(["quantity", "rho"])["mean"]
+    variance, stability = weights[1:].sum(), weights[1:] @ 0.5 ** k[1:]
     bound = spectral_tail_bound(stability, variance, rho=0.5, degree=15)
     expected = {
-        (tail_mass.MARKOV, 1.0): weights @ DEGREES / 15 / variance,
+        (tail_mass.MARKOV, 1.0): weights @ k / 15 / variance,
         (tail_mass.LEMMA, 0.5): bound / variance,
-        ("D", 1.0): weights @ DEGREES**2 / (weights @ DEGREES),
+        ("D", 1.0): weights @ k**2 / (weights @ k),
     }
     for key, value in expected.items():
         assert table[key] == pytest.approx(float(value), rel=1e-3), key
-
-
-def test_the_page_has_the_best_bound_of_each_case(tmp_path, frame):
-    report.write_results(tmp_path, frame)
-    page = tail_mass.page(tmp_path)
-    (table,) = page.tables
-    best = tail_mass.bounds(frame).query("quantity == @tail_mass.LEMMA")["mean"].min()
-    assert table.rows[0][-1].startswith(f"{best:.2f}")
-    assert page.pictures["tail_mass"].figure.axes

@@ -90,13 +90,9 @@ def test_a_relu_unit_matches_its_closed_form():
 
 
 def test_distances_are_of_the_worst_point_of_each_formula():
-    table = pd.concat(
-        [
-            theory.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4]),
-            theory.rows("c", "g", [0], [1], formula=[1]),
-            theory.rows("c", "none", [0], [1], [0.1]),
-        ]
-    )
+    two = theory.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4])
+    one = theory.rows("c", "g", [0], [1], formula=[1])
+    table = pd.concat([two, one, theory.rows("c", "none", [0], [1], [0.1])])
     off = theory.distances(table)
     assert off.model.tolist() == ["f", "g"]
     np.testing.assert_allclose(off[["distance", "errors"]], [[0.4, 2], [0, 0]])

@@ -25,9 +25,8 @@ def test_intervals_are_students_over_seeds():
     values = [50.0, 53.0, 55.5, 49.0]
     result = tidy.summarize(tidy.scores(frame(rows("a", values)))).iloc[0]
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert result[["mean", "std", "low", "high", "num_seeds"]].tolist() == pytest.approx(
-        [np.mean(values), np.std(values, ddof=1), low, high, 4]
-    )
+    expected = [np.mean(values), np.std(values, ddof=1), low, high, 4]
+    assert result[["mean", "std", "low", "high", "num_seeds"]].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("values", [[50.0], [50.0, 51.0], [50.0, 50.0, 50.0]])
@@ -133,9 +132,8 @@ def test_intervals_include_the_sampling_of_rows():
     frame = each.assign(metric="gain", low=69.0, high=75.0, **dict.fromkeys(tidy.CELL[1:], "x"))
     seeds = tidy.summarize(tidy.scores(frame, "gain"))
     both = tidy.with_rows(seeds, frame, "gain").iloc[0]
-    assert both.high - both["mean"] == pytest.approx(
-        np.hypot((plain.high - plain.low).iloc[0] / 2, 3)
-    )
+    half = np.hypot((plain.high - plain.low).iloc[0] / 2, 3)
+    assert both.high - both["mean"] == pytest.approx(half)
     one = frame[frame.seed == 1]
     alone = tidy.with_rows(tidy.summarize(tidy.scores(one, "gain")), one, "gain").iloc[0]
     assert (alone.low, alone.high) == (67.0, 73.0)

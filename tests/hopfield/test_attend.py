@@ -129,13 +129,6 @@ def test_nothing_but_padding_reads_zeros_without_a_gradient(rng, width):
     assert not any(np.any(slope) for slope in slopes)
 
 
-def test_leaving_the_query_is_never_the_last_step():
-    keys = jnp.array([[1.0, 2.0, 0.5]])
-    for max_steps, facts in ((0, (0, True)), (1, (1, False)), (50, (2, True))):
-        attention = hopfield.attend(keys, keys, keys, beta=1.0, max_steps=max_steps)
-        assert (int(attention.num_steps[0]), bool(attention.converged[0])) == facts
-
-
 @WIDTHS
 @pytest.mark.parametrize(("dtype", "bound"), [(jnp.float32, 2e-3), (jnp.bfloat16, 2e-2)])
 def test_both_precisions_are_iterated_in_float32(rng, width, dtype, bound):

@@ -106,16 +106,6 @@ def test_gradients_are_central_differences(sigma):
             np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=1e-4)
 
 
-def test_many_queries_are_a_loop_and_each_may_have_its_own_sigma():
-    queries, sigmas = draw.normal(size=(4, WIDTH)), jnp.array([0.3, 0.5, 1.0, 2.0])
-    one = partial(hopfield.denoise, patterns=jnp.asarray(PATTERNS), block_size=5)
-    together = jax.jit(jax.vmap(lambda x, s: one(x, sigma=s)))(queries, sigmas)
-    for number, (query, sigma) in enumerate(zip(queries, sigmas, strict=True)):
-        alone = one(query, sigma=sigma)
-        np.testing.assert_allclose(together.value[number], alone.value, rtol=1e-5, atol=1e-6)
-        assert together.index[number] == alone.index
-
-
 @pytest.mark.parametrize("sigma", [None, 0.9])
 def test_padding_changes_nothing_and_gets_no_gradient(sigma):
     patterns = jnp.asarray(PATTERNS).at[17:].set(jnp.nan)
@@ -188,9 +178,7 @@ def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_p
 
 @pytest.mark.parametrize("sigma", [None, 0.6])
 @pytest.mark.parametrize("block_size", [1536, 5])
-def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(
-    sigma, block_size, monkeypatch
-):
+def test_after_a_layer_norm_it_is_denoise_of_normalized_patterns(sigma, block_size, monkeypatch):
     monkeypatch.setattr(import_module("hopfax.hopfield.denoise"), "BLOCK", block_size)
     offset, scale, bias = draw.normal(size=(3, WIDTH))
     centered = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
@@ -295,14 +283,10 @@ DOMINANT = np.where(np.arange(40) == 5, 50.0, 0.0)
         (PATTERNS, 0.45, PRIOR, 1.0),
     ],
 )
-def test_recovery_is_what_simulations_find_and_not_below_its_bound(
-    patterns, sigma, prior, tolerance
-):
+def test_recovery_is_what_simulations_find_and_above_its_bound(patterns, sigma, prior, tolerance):
     options = {"sigma": sigma, "log_prior": prior}
-    bound, rate = (
-        np.asarray(function(patterns, **options))
-        for function in (hopfield.recovery_bound, hopfield.recovery_rate)
-    )
+    bound = np.asarray(hopfield.recovery_bound(patterns, **options))
+    rate = np.asarray(hopfield.recovery_rate(patterns, **options))
     exact = simulated(patterns, sigma, prior)
     np.testing.assert_allclose(rate, exact, atol=tolerance)
     assert (bound <= exact + 0.04).all() and (bound <= rate + 5e-3).all()

@@ -12,6 +12,7 @@ from jax import export
 from hopfax import hopfield
 
 BOTH = pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+FUNCTIONS = hopfield.energy, hopfield.update, hopfield.retrieve
 
 
 @pytest.fixture
@@ -117,9 +118,8 @@ def test_gradient_three_ways(x64, patterns, query, beta):
     weights = jnp.arange(1.0, 5.0)
 
     def value(patterns, beta, gradient="implicit"):
-        found = hopfield.retrieve(
-            query, patterns, beta=beta, gradient=gradient, tol=1e-13, max_steps=400
-        )
+        options = {"gradient": gradient, "tol": 1e-13, "max_steps": 400}
+        found = hopfield.retrieve(query, patterns, beta=beta, **options)
         return jnp.vdot(weights, found.value**2)
 
     slopes = jax.jit(jax.grad(value, argnums=(0, 1)), static_argnames="gradient")
@@ -141,11 +141,6 @@ def test_gradients_of_one_pass_are_central_differences(x64, patterns, query, fn)
     gradients = jax.jit(jax.grad(value, argnums=(0, 1, 2)))(*arguments)
     for gradient, measured in zip(gradients, central_differences(value, arguments), strict=True):
         np.testing.assert_allclose(gradient, measured, rtol=1e-6, atol=1e-8)
-
-
-def test_the_gradient_is_zero_where_all_weight_is_on_one_pattern():
-    slope = jax.grad(lambda query: jnp.sum(hopfield.update(query, jnp.eye(3), beta=40.0)))
-    np.testing.assert_allclose(slope(jnp.array([1.0, 0.1, 0.0])), 0, atol=1e-6)
 
 
 @BOTH
@@ -198,15 +193,7 @@ def test_jit_equals_eager_vmap_equals_a_loop_and_queries_stop_independently(grad
 
 
 @pytest.mark.parametrize("filler", [1e3, np.nan])
-@pytest.mark.parametrize(
-    "fn",
-    [
-        hopfield.energy,
-        hopfield.update,
-        hopfield.retrieve,
-        partial(hopfield.retrieve, gradient="unrolled"),
-    ],
-)
+@pytest.mark.parametrize("fn", [*FUNCTIONS, partial(hopfield.retrieve, gradient="unrolled")])
 def test_padding_changes_nothing_and_gets_no_gradient(x64, patterns, query, fn, filler):
     # Real rows first, last and in between.
     order = np.array([6, 0, 1, 7, 2, 3, 4, 8, 5])
@@ -253,9 +240,8 @@ def test_a_symbolic_number_of_patterns_can_be_exported(patterns, query, gradient
         return jnp.sum(attended) + jnp.sum(hopfield.retrieve(query, rows, **options).value)
 
     exported = export.export(jax.jit(jax.grad(loss)))(spec, query)
-    np.testing.assert_allclose(
-        exported.call(patterns, query), jax.grad(loss)(patterns, query), rtol=1e-4, atol=1e-5
-    )
+    got, wanted = exported.call(patterns, query), jax.grad(loss)(patterns, query)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_two_patterns_of_unequal_length_by_hand(x64):
@@ -263,16 +249,15 @@ def test_two_patterns_of_unequal_length_by_hand(x64):
     patterns, beta = jnp.array([[2.0], [1.0]]), 0.7
     for s in (-3.0, 0.0, 0.4, 5.0):
         weight = 1 / (1 + np.exp(-beta * s))
-        np.testing.assert_allclose(
-            hopfield.update(jnp.array([s]), patterns, beta=beta), [1 + weight], rtol=1e-12
-        )
+        state = hopfield.update(jnp.array([s]), patterns, beta=beta)
+        np.testing.assert_allclose(state, [1 + weight], rtol=1e-12)
     found = hopfield.retrieve(jnp.array([0.4]), patterns, beta=beta, tol=1e-13, max_steps=200)
     value = found.value[0]
     np.testing.assert_allclose(value, 1 + 1 / (1 + np.exp(-beta * value)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("beta", [10.0, 1e3, 1e6, 3e38])
-@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+@BOTH
 def test_gradients_are_exact_where_one_pattern_has_all_the_weight(beta, gradient):
     patterns, slope = (jax.random.normal(jax.random.key(n), (16, 64)) for n in (0, 1))
     start = patterns[3] + 0.05 * slope[0]

@@ -1,4 +1,5 @@
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,9 +14,7 @@ def redraw(rng):
     """Draws every parameter of a model, including biases and scales."""
 
     def redraw(model, *, scale=0.5, dtype=np.float32):
-        return jax.tree.map(
-            lambda leaf: jax.numpy.asarray(scale * rng.normal(size=leaf.shape), dtype),
-            jax.eval_shape(model.init, jax.random.key(0)),
-        )
+        leaves = jax.eval_shape(model.init, jax.random.key(0))
+        return jax.tree.map(lambda x: jnp.asarray(scale * rng.normal(size=x.shape), dtype), leaves)
 
     return redraw

@@ -59,15 +59,9 @@ def classify(w, ids, mask, *, beta, max_steps, noise=0.0):
     return linear("classifier", pooled), counts, layer_keys
 
 
-def esr_of(keys):
-    """Per layer."""
-    width = keys.shape[-1]
-    entropy = jax.vmap(jax.vmap(hopfield.eigen_entropy))(keys) * math.log(width)
-    return jnp.mean(jnp.square(entropy - ALPHA * math.log(width)), axis=-1)
-
-
 def losses(program, params, ids, mask, labels):
     out = Program(program.model, params).classify(ids, mask)
     task = -jnp.mean(jax.nn.log_softmax(out.logits)[jnp.arange(len(labels)), labels])
-    esr = esr_of(out.keys)
+    entropy = jax.vmap(jax.vmap(hopfield.eigen_entropy))(out.keys)
+    esr = jnp.mean(jnp.square((entropy - ALPHA) * math.log(out.keys.shape[-1])), axis=-1)
     return task + LAMBDA * esr.sum(), (task, esr)

@@ -13,7 +13,6 @@ from hopfax.nn.attention import dropout
 from hopfax.nn.block import HIDDEN, WEIGHTS, Block
 from hopfax.nn.decoder import sinusoids
 from hopfax.nn.encoder import Perturbation
-from hopfax.nn.models import universal_bert
 
 SMALL = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
 SIZES = {"width": 6, "num_layers": 2, "ff_width": 10, "max_length": 8}
@@ -98,7 +97,6 @@ def test_dropout_without_a_key_or_rate_and_with_extreme_rates():
         (decoder(10, 3, width=8, num_layers=1), 0.1, 0.0),  # Appendix J.1
         (tinybert(10, 3, drop_hidden=True, **SMALL), 0.1, 0.1),
     ],
-    ids=["bert", "decoder", "both"],
 )
 def test_sites_of_dropout_in_a_block(bind, model, hidden, output):
     block, key = bind(model).blocks[0], jax.random.key(3)
@@ -150,7 +148,7 @@ def test_every_layer_has_its_own_dropout(bind, monkeypatch, make):
 MODELS = {
     "tinybert": tinybert(10, 3, **SMALL),
     "robertha": robertha(10, 3, **SMALL),
-    "universal": universal_bert(10, 3, width=8, ff_width=12, max_length=8),
+    "universal": nn.universal_bert(10, 3, width=8, ff_width=12, max_length=8),
     "decoder": decoder(10, 3, width=8, num_layers=1),
 }
 
@@ -203,10 +201,8 @@ def trained_by_keys(model, params):
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_isolated_keys_train_only_their_layer(redraw, norm_first):
-    models = [
-        encoder(SoftmaxAttention, stop_gradient_keys=isolated, norm_first=norm_first)
-        for isolated in (True, False)
-    ]
+    build = partial(encoder, SoftmaxAttention, norm_first=norm_first)
+    models = [build(stop_gradient_keys=isolated) for isolated in (True, False)]
     params = redraw(models[0])
     (first, second), (same, more) = (trained_by_keys(each, params) for each in models)
     own = {"attention/key", "attention_norm"} if norm_first else {"attention/key"}
@@ -277,3 +273,105 @@ def test_initial_parameters_of_a_decoder_are_the_papers():
     table = params["tokens"]["embedding"]
     assert bound > float(jnp.abs(table).max()) > 0.99 * bound
     assert "positions" not in params
+
+
+plain = partial(encoder, partial(SoftmaxAttention, dropout=0.1))
+DEFAULTS = {"norm_first": True, "pooling": "mean", "epsilon": 1e-5}  # those of Encoder
+
+
+def universal(**options):
+    sizes = {name: size for name, size in SIZES.items() if name != "num_layers"}
+    return nn.universal_bert(10, 3, **DEFAULTS | sizes | options)
+
+
+def run(model, params, **how):
+    return jax.jit(lambda p: model.apply(p, jnp.asarray(IDS), jnp.asarray(MASK), **how))(params)
+
+
+def test_steps_are_layers_of_the_same_parameters(redraw):
+    model = universal(num_steps=3)
+    params = redraw(model)
+    params["steps"]["embedding"] = jnp.zeros((3, 6))
+    tied = dict(params, blocks=dict.fromkeys(range(3), params["blocks"][0]))
+    del tied["steps"]
+    expected, output = run(plain(num_layers=3), tied), run(model, params)
+    np.testing.assert_allclose(output.logits, expected.logits, rtol=1e-5)
+    assert output.encoding.keys.shape == (3, 2, 5, 6)
+    assert output.encoding.ponder is None
+    tokens = model.apply(params, jnp.asarray(IDS), method="embed_tokens")
+    first = model.apply(params, tokens, method="embed")
+    states = model.apply(params, first, MASK, method="hidden_states")
+    np.testing.assert_allclose(states[-1], output.encoding.hidden, atol=1e-6)
+    expected, maps = (
+        each.apply(weights, first, MASK, method="attention_maps")
+        for each, weights in ((plain(num_layers=3), tied), (model, params))
+    )
+    assert maps.shape == (3, 2, 2, 5, 5)
+    np.testing.assert_allclose(maps, expected, rtol=1e-4, atol=1e-6)
+    marked = model.apply(redraw(model), first, MASK, method="attention_maps")
+    assert np.abs(marked[1] - maps[1])[0].max() > 1e-3  # the vectors of steps are used
+
+
+def halted(model, params, enough=0.99):
+    """Returns states, N and N + R, token by token."""
+    network = slow.bind(model, params)
+    x = np.array(network.embed(network.embed_tokens(jnp.asarray(IDS))), np.float64)
+    vectors = np.asarray(params["steps"]["embedding"], np.float64)
+    kernel, bias = (np.asarray(params["halt"][name], np.float64) for name in ("kernel", "bias"))
+    total, count, ponder = np.zeros((2, 5)), np.zeros((2, 5), int), np.zeros((2, 5))
+    mixed = np.zeros_like(x)
+    for step in range(len(vectors)):
+        start = x + vectors[step]
+        after = np.asarray(network.blocks[0](jnp.asarray(start, jnp.float32), MASK).values)
+        for token in np.ndindex(2, 5):
+            if ponder[token]:
+                continue
+            chance = 1 / (1 + np.exp(-(start[token] @ kernel + bias)[0]))
+            count[token] += 1
+            if total[token] + chance >= enough or step == len(vectors) - 1:
+                chance = 1 - total[token]
+                ponder[token] = count[token] + chance
+            total[token] += chance
+            mixed[token] = chance * after[token] + (1 - chance) * mixed[token]
+        x = after.astype(np.float64)
+    return mixed, count, ponder
+
+
+def test_halting_is_adaptive_computation_time(redraw):
+    model = universal(num_steps=4, halting=True)
+    params = redraw(model)
+    # Probabilities of about a third: some tokens halt early, some late.
+    params["halt"] = {"kernel": params["halt"]["kernel"], "bias": jnp.full(1, -4.5)}
+    hidden, count, ponder = halted(model, params)
+    encoding = run(model, params).encoding
+    assert encoding.num_steps.shape == (1, 2, 1, 5)
+    assert encoding.num_steps[0, :, 0][MASK].tolist() == count[MASK].tolist()
+    assert len(set(count[MASK])) > 1
+    np.testing.assert_allclose(encoding.hidden[MASK], hidden[MASK], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoding.ponder[MASK], ponder[MASK], rtol=1e-4)
+    for bias, steps in ((9.0, 1), (-9.0, 4)):  # at the first and the last step
+        params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
+        encoding = run(model, params).encoding
+        assert np.all(np.asarray(encoding.num_steps) == steps)
+        np.testing.assert_allclose(encoding.ponder, steps + 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [plain, universal])
+def test_recomputed_blocks_have_the_same_gradients(redraw, make):
+    params, key = redraw(make()), jax.random.key(0)
+    one, other = (
+        jax.grad(lambda params, model=model: jnp.sum(run(model, params, key=key).logits ** 2))
+        for model in (make(), make(remat=True))
+    )
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, one(params), other(params))
+
+
+def test_scaled_embeddings_are_the_same_function_with_weaker_noise(redraw):
+    one, other = plain(), plain(embedding_scale=50.0)
+    params = redraw(one)
+    noise = 0.5 * jax.random.normal(jax.random.key(1), (2, 5, 6))
+    for scale in (0, 1):
+        strong = run(other, params, added=Perturbation(token=50 * scale * noise)).logits
+        weak = run(one, params, added=Perturbation(token=scale * noise)).logits
+        np.testing.assert_allclose(strong, weak, rtol=1e-3, atol=1e-5)

@@ -180,9 +180,7 @@ def test_unsupported_models_and_options_are_errors(tmp_path, family, changes, op
     ("beta", "max_steps", "low", "high"),
     [(1.0, 1, 0.15, 1), (1.0, 50, 0, 0.05), (4.0, 50, 0.15, 1)],
 )
-def test_iterated_at_beta_one_all_queries_of_a_head_attend_alike(
-    minilm, beta, max_steps, low, high
-):
+def test_iterated_at_beta_one_queries_of_a_head_attend_alike(minilm, beta, max_steps, low, high):
     """Total variation between the weights of two queries, in layers 2 to 6."""
     loaded, vocabulary = load_pretrained(minilm), read_tokenizer(minilm)
     text = "The company said it will cut a tenth of its jobs as sales of older products fall."

@@ -22,15 +22,12 @@ MODELS = {
 }
 
 
-def run(model, params):
-    return jax.jit(lambda params: model.apply(params, IDS, MASK))(params)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_are_close_to_float32(name, redraw):
     model = MODELS[name]
     params = redraw(model, scale=0.3 if name == "paper" else 0.2)  # so that all queries converge
-    expected, output = (run(each, params) for each in (model, with_precision(model, "bfloat16")))
+    models = model, with_precision(model, "bfloat16")
+    expected, output = (each.apply(params, IDS, MASK) for each in models)
     assert output.logits.dtype == output.encoding.hidden.dtype == jnp.float32
     assert output.encoding.keys.dtype == jnp.bfloat16
     size = np.abs(expected.logits).max()
@@ -81,8 +78,7 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(layer, sizes):
 def test_a_decoder_in_bfloat16_is_close_to_float32(redraw):
     model = decoder(50, 3, reading="each", width=16)
     params = redraw(model, scale=0.2)
-    expected, output = (
-        each.apply(params, IDS, MASK) for each in (model, with_precision(model, "bfloat16"))
-    )
+    models = model, with_precision(model, "bfloat16")
+    expected, output = (each.apply(params, IDS, MASK) for each in models)
     size, error = np.abs(expected).max(), np.abs(output - expected).max()
     assert output.dtype == jnp.float32 and 1e-5 * size < error < 0.02 * size

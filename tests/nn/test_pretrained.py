@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -94,27 +95,23 @@ SLOW_ACTIVATIONS = {
 def slow_roberta(tensors, ids, types, activation):
     """Returns the last hidden state of one text's real tokens."""
 
-    def part(name):
-        return slow.module(tensors, name)
-
-    def norm(name, x):
-        return slow.norm(part(name), x, checkpoints.ENCODER["layer_norm_eps"])
-
+    part = partial(slow.module, tensors)
+    norm = partial(slow.norm, epsilon=checkpoints.ENCODER["layer_norm_eps"])
     table, positions, kinds = (
         tensors[f"embeddings.{name}_embeddings.weight"].astype(float)
         for name in ("word", "position", "token_type")
     )
     real = ids != PAD
     x = table[ids[real]] + positions[PAD + 1 :][: real.sum()] + kinds[types[real]]
-    x = norm("embeddings.LayerNorm", x)
+    x = norm(part("embeddings.LayerNorm"), x)
     for layer in (f"encoder.layer.{i}" for i in range(checkpoints.LAYERS)):
         attention = {n: part(f"{layer}.attention.self.{n}") for n in ("query", "key", "value")}
         attention["out"] = part(f"{layer}.attention.output.dense")
         mixed = slow.attend(attention, x[None], np.ones((1, len(x)), bool))[0]
-        x = norm(f"{layer}.attention.output.LayerNorm", x + mixed)
+        x = norm(part(f"{layer}.attention.output.LayerNorm"), x + mixed)
         hidden = np.vectorize(activation)(slow.linear(part(f"{layer}.intermediate.dense"), x))
         change = slow.linear(part(f"{layer}.output.dense"), hidden)
-        x = norm(f"{layer}.output.LayerNorm", x + change)
+        x = norm(part(f"{layer}.output.LayerNorm"), x + change)
     return x
 
 
@@ -141,11 +138,8 @@ def test_the_head_for_sequence_classification(tmp_path, family):
     labels = {"id2label": {"0": "no", "2": 3, "1": "yes"}}
     model = load(tmp_path, family, tensors, **settings, **labels)
     assert model.labels == ("no", "yes", "3")
-    head = [
-        np.max(model.params[name][kind])
-        for name in ("pooler", "classifier")
-        for kind in ("kernel", "bias")
-    ]
+    parts = (model.params[name] for name in ("pooler", "classifier"))
+    head = [np.max(part[kind]) for part in parts for kind in ("kernel", "bias")]
     assert head == [len(named) + i for i in (-4, -3, -2, -1)]
     several = {"problem_type": "multi_label_classification"}
     for changes in ({"architectures": ["ForTokenClassification"]}, settings | several):
@@ -271,9 +265,8 @@ def test_padding_on_either_side_changes_nothing(folder, texts, rng):
         for text in range(3):
             length = mask[text].sum()
             alone = model.forward(embeddings[text : text + 1, :length], np.ones((1, length)))
-            np.testing.assert_allclose(
-                states[:, text, real[text] == 1], alone.hidden_states[:, 0], atol=2e-5
-            )
+            found = states[:, text, real[text] == 1]
+            np.testing.assert_allclose(found, alone.hidden_states[:, 0], atol=2e-5)
 
 
 def test_attention_weights_are_those_of_the_values(rng):

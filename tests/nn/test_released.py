@@ -29,9 +29,7 @@ def save(path, weights, **more):
 
 
 @pytest.mark.parametrize(
-    ("options", "beta", "max_steps"),
-    [({"beta": 4.0, "max_iterations": 2}, 4, 2), ({}, 15, 50)],
-    ids=["file", "defaults"],
+    ("options", "beta", "max_steps"), [({"beta": 4.0, "max_iterations": 2}, 4, 2), ({}, 15, 50)]
 )
 def test_beta_and_the_number_of_steps(x64, tmp_path, weights, texts, options, beta, max_steps):
     output = load_released(save(tmp_path / "a.npz", weights, **options))(*texts)

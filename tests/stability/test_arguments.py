@@ -16,24 +16,13 @@ def first(x):
 
 pair = partial(stability.gaussian_pair, KEY, (2,))
 replaced = partial(stability.bonami_beckner_pair, KEY, tokens=[0], rho=0.5, num_tokens=5)
-estimate = partial(
-    stability.noise_stability, fn=first, key=KEY, shape=(2,), rho=0.5, num_samples=10
-)
-
+estimate = partial(stability.noise_stability, fn=first, key=KEY, shape=(2,), rho=0.5, num_samples=9)
 geometric = partial(stability.geometric_influence, fn=first, inputs=HALVES)
-regularizer = partial(
-    stability.stability_regularizer,
-    lambda tokens: HALVES,
-    KEY,
-    jnp.zeros((4, 2), int),
-    probs=HALVES,
-    rho=0.2,
-    num_tokens=3,
-)
+noisy = {"key": KEY, "tokens": jnp.zeros((4, 2), int), "rho": 0.2, "num_tokens": 3}
+regularizer = partial(stability.stability_regularizer, lambda x: HALVES, probs=HALVES, **noisy)
 walsh = partial(stability.walsh_weights, fn=first, num_bits=3)
 levels = partial(stability.level_weights, first, KEY, shape=(5,), num_samples=128)
 tail = partial(stability.spectral_tail_bound, 0.5, 1.0, rho=0.5, degree=2)
-
 transformer = partial(theory.transformer_recurrence, 0.5, num_layers=1)
 moments = partial(theory.moment_interval, 0.5, mean=2.0)
 interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, width=2, bound=1.0)

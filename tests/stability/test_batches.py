@@ -15,13 +15,11 @@ from hopfax.stability.batches import is_tracing
 
 KEY = jax.random.key(4)
 WEIGHTS = jax.random.normal(KEY, (3, 5))
+several = partial(stability.noise_stability, shape=(3,), num_samples=50, batch_size=20)
 
 
 def plain(weights, x):
     return jnp.sum(jax.nn.relu(x @ weights))
-
-
-several = partial(stability.noise_stability, shape=(3,), num_samples=50, batch_size=20)
 
 
 def loop(weights, x):

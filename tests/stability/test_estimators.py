@@ -1,4 +1,4 @@
-"""Against functions whose stability is known, and the error bars against repetition."""
+"""Pairs, stability against functions of which it is known, and error bars against repetition."""
 
 import math
 from functools import partial
@@ -10,10 +10,44 @@ import pytest
 from oracles import bivariate_normal_orthant, hermite
 
 from hopfax import stability
-from hopfax.stability import bit_pair, gaussian_pair, noise_stability
+from hopfax.stability import bit_pair, bonami_beckner_pair, gaussian_pair, noise_stability
 
+ARC_POINTS = pytest.mark.parametrize("arc_points", [2, 4])
 RHO = 0.6
 KEY = jax.random.key(11)
+
+
+COUNT = 40_000
+RHOS = (-1.0, -0.4, 0.0, 0.3, 0.9, 1.0)
+
+
+@pytest.mark.parametrize("pair", [gaussian_pair, bit_pair])
+@pytest.mark.parametrize("rho", RHOS)
+def test_pairs_have_their_moments_and_their_correlation(pair, rho):
+    first, second = pair(KEY, (COUNT,), rho=rho)
+    assert first.shape == second.shape == (COUNT,)
+    for part in (first, second):
+        assert abs(part.mean()) < 5 / COUNT**0.5
+        assert abs(part.var() - 1) < 5 * (2 / COUNT) ** 0.5
+    assert abs(jnp.mean(first * second) - rho) < 5 * ((1 + rho**2) / COUNT) ** 0.5
+    if abs(rho) == 1:
+        np.testing.assert_array_equal(second, rho * first)
+    if pair is bit_pair:
+        assert set(np.unique(first)) == {-1, 1}
+    np.testing.assert_array_equal(first, pair(KEY, (COUNT,), rho=0.1)[0])  # whatever rho is
+
+
+@pytest.mark.parametrize("rho", RHOS)
+def test_tokens_are_kept_or_drawn_anew(rho):
+    tokens = jax.random.randint(KEY, (COUNT,), 0, 5)
+    same, noisy = bonami_beckner_pair(jax.random.key(4), tokens, rho=rho, num_tokens=5)
+    np.testing.assert_array_equal(same, tokens)
+    kept = (1 + rho) / 2 + (1 - rho) / 2 / 5
+    assert abs(jnp.mean(noisy == tokens) - kept) < 5 * 0.5 / COUNT**0.5
+    changed = noisy[noisy != tokens]
+    if rho < 1:
+        shares = np.bincount(changed, minlength=5) / len(changed)
+        np.testing.assert_allclose(shares, 0.2, atol=5 * 0.4 / len(changed) ** 0.5)
 
 
 def threshold(x):
@@ -66,9 +100,6 @@ def test_outputs_add_up_or_stay_apart():
     apart = call(per_output=True)
     close(apart, [[0, 0, 1], [RHO, RHO**2, 1]])
     np.testing.assert_allclose(call().mean, apart.mean.sum(1), rtol=1e-4, atol=1e-5)
-
-
-ARC_POINTS = pytest.mark.parametrize("arc_points", [2, 4])
 
 
 @ARC_POINTS

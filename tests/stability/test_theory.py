@@ -108,10 +108,8 @@ def test_attention_stability_is_that_of_a_wide_random_layer():
         noisy = rho * common[:tokens] + jnp.sqrt(1 - rho**2) * fresh
         return common, common.at[:tokens].set(noisy)
 
-    shape = (tokens + width + columns, width)
-    found = noise_stability(
-        layer, KEY, shape=shape, rho=rho, num_samples=1000, pair=pair, batch_size=100
-    )
+    shape, count = (tokens + width + columns, width), {"num_samples": 1000, "batch_size": 100}
+    found = noise_stability(layer, KEY, shape=shape, rho=rho, pair=pair, **count)
     # The theorem is of a limit: a hundredth for the width.
     slack = 5 * found.standard_error + 0.01
     assert abs(found.mean - theory.attention_stability(rho, num_tokens=tokens)) < slack
@@ -133,9 +131,8 @@ def test_with_itself_to_attend_to_a_token_is_as_stable_as_its_input(scores, rho)
     def layer(x):
         return jax.nn.softmax(x @ w @ x.T) @ x @ values / (tokens * 8) ** 0.5
 
-    found = noise_stability(
-        layer, KEY, shape=(tokens, width), rho=rho, num_samples=300, batch_size=100
-    )
+    count = {"num_samples": 300, "batch_size": 100}
+    found = noise_stability(layer, KEY, shape=(tokens, width), rho=rho, **count)
     assert abs(found.mean - rho) < 5 * found.standard_error
     assert found.standard_error < 0.03
     # Theorem 5.3's, of a W without structure, would be told apart.
@@ -197,14 +194,9 @@ def test_attention_interval_holds(bound, rho):
         attend = jax.vmap(lambda x: jax.nn.softmax(x[0] @ w @ x.T) @ x @ values)
         product = attend(x) * attend(y)
         parts = jnp.einsum("si,sj->sij", x @ values, y @ values)
-        low, high = theory.attention_interval(
-            jnp.sum(jnp.mean(jnp.maximum(parts, 0), axis=0)),
-            jnp.sum(jnp.mean(jnp.maximum(-parts, 0), axis=0)),
-            num_tokens=tokens,
-            width=width,
-            bound=bound,
-            weight_bound=float(jnp.abs(w).max()),
-        )
+        signs = (jnp.sum(jnp.mean(jnp.maximum(sign * parts, 0), axis=0)) for sign in (1, -1))
+        sizes = {"num_tokens": tokens, "width": width, "bound": bound}
+        low, high = theory.attention_interval(*signs, **sizes, weight_bound=float(abs(w).max()))
         # The inequality holds sample by sample, so also for the means of one set of draws.
         assert low <= jnp.mean(product) <= high
 

@@ -29,16 +29,10 @@ textbugger = partial(attack, text.textbugger)
     [
         (corrupt, {"rate": np.nan}, r"rate must be in \[0, 1\], got nan"),
         (corrupt, {"text": (("a",), ["b"])}, "a text must be a string, a tuple of strings"),
-        *(
-            (method, arguments, message)
-            for method in (textbugger, attack)
-            for arguments, message in (
-                ({"texts": FILM}, "texts must be a list of texts, got one string: 'a fine film'"),
-                ({"labels": [1]}, "got 2 texts, 1 labels and 2 rows"),
-                ({"batch_size": 2.5}, "batch_size must be an integer >= 1, got 2.5"),
-                ({"rate": 1.5}, r"rate must be in \[0, 1\], got 1.5"),
-            )
-        ),
+        *((method, {"rate": 1.5}, "rate must be .* got 1.5") for method in (textbugger, attack)),
+        (textbugger, {"texts": FILM}, "a list of texts, got one string: 'a fine film'"),
+        (attack, {"labels": [1]}, "got 2 texts, 1 labels and 2 rows"),
+        (textbugger, {"batch_size": 2.5}, "batch_size must be an integer >= 1, got 2.5"),
         (attack, {"beam": 0}, "beam must be an integer >= 1, got 0"),
         (attack, {"form": "words"}, "form must be characters or tokens, got 'words'"),
         (attack, {"victim": NO_GRADIENTS}, "hotflip requires gradients"),

@@ -90,13 +90,11 @@ def test_flips_that_are_tokenized_differently_are_dropped(seed):
 
 @FORMS
 def test_a_wider_beam_is_never_worse_and_sometimes_better(form):
-    losses = []
+    losses, clean = [], "the story drags in places"
     for seed in (0, 1, 2, 3, 27):  # at 27, the best texts of the beam alone lose the greedy path
         model = Bag(seed=seed, curvature=0.3)
         options = {"rate": 0.6, "form": form, "num_candidates": 4}
-        losses.append(
-            [attack(model, "the story drags in places", beam=n, **options).loss for n in (1, 2, 4)]
-        )
+        losses.append([attack(model, clean, beam=n, **options).loss for n in (1, 2, 4)])
     greedy, two, four = np.transpose(losses)
     assert (two >= greedy - 1e-9).all() and (four >= greedy - 1e-9).all()
     assert (four > greedy + 1e-6).any()

@@ -79,16 +79,6 @@ def test_texts_without_words_stay_and_the_others_change(method):
     assert results[0] == (text.split_words("1999"), *[Bag(seed=0).one_loss("1999", 1)] * 2)
 
 
-def test_pairs_and_choices():
-    pair = ("the actors are wonderful", "the story drags badly")
-    (result,) = attack(Bag(seed=3), [pair], rate=0.25)
-    assert text.restore(result.version) == pair and result.version.num_changed == 2
-    choices = (("the story drags", "in places"), ("the story drags", "badly"))
-    (result,) = attack(Bag(seed=3), [choices], rate=1)
-    assert result.version.text[0][0] == result.version.text[1][0] != choices[0][0]
-    assert text.restore(result.version) == choices and result.version.num_words == 6
-
-
 @pytest.mark.parametrize(
     ("losses", "message"),
     [

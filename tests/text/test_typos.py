@@ -8,10 +8,8 @@ from hopfax.text.log import split_words
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
-COPA = (
-    ("The man lost weight. What was the cause?", "He ate less food."),
-    ("The man lost weight. What was the cause?", "He moved house."),
-)
+CAUSE = "The man lost weight. What was the cause?"
+COPA = ((CAUSE, "He ate less food."), (CAUSE, "He moved house."))
 # A swap may make the choices equal.
 ALIKE = (("Why?", "the cat sat"), ("Why?", "the cta sat"))
 ODD = [

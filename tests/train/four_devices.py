@@ -137,9 +137,7 @@ def main(folder):
     for name, sharding in shardings.items():
         copied = shutil.copytree(folder / "cut", folder / f"cut-{name}")
         results[f"{name} resumed"] = run(copied, sharding)
-    flat = {
-        f"{run}: {name}": part for run, parts in results.items() for name, part in parts.items()
-    }
+    flat = {f"{run}: {name}": x for run, parts in results.items() for name, x in parts.items()}
     for name, arrays in core().items():
         flat |= {f"{name}: {number}": array for number, array in enumerate(arrays)}
     np.savez(folder / "results.npz", **flat)

@@ -9,15 +9,7 @@ import tiny
 
 from hopfax.nn.encoder import Perturbation
 from hopfax.train import adversarial
-from hopfax.train.adversarial import (
-    Ball,
-    _ascend,
-    _initial,
-    freelb,
-    pgd,
-    with_noise,
-    with_noise_range,
-)
+from hopfax.train.adversarial import Ball, freelb, pgd, with_noise, with_noise_range
 from hopfax.train.objectives import Batch, Losses, classification, texts_of
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
@@ -37,16 +29,10 @@ def walk(method):
     """The oracle's ascent from the perturbation that a method starts from."""
     params = BAG.init(jax.random.key(1))
     ids, mask = texts_of(BATCH)
-    start = _initial(jax.random.fold_in(KEY, method), params, BATCH, BALL)
-    expected = oracles.adversarial_walk(
-        params["tokens"]["embedding"],
-        params["out"],
-        *map(np.asarray, (ids, mask, BATCH.labels, start)),
-        num_steps=BALL.num_steps,
-        step_size=BALL.step_size,
-        max_norm=BALL.max_norm,
-    )
-    return params, expected
+    start = adversarial._initial(jax.random.fold_in(KEY, method), params, BATCH, BALL)
+    arrays = params["tokens"]["embedding"], params["out"], ids, mask, BATCH.labels, start
+    sizes = {name: getattr(BALL, name) for name in ("num_steps", "step_size", "max_norm")}
+    return params, oracles.adversarial_walk(*map(np.asarray, arrays), **sizes)
 
 
 def recorded(params, batch, key, added):
@@ -93,7 +79,7 @@ def test_first_perturbations_are_scaled_by_length():
     lengths = jnp.array([[2], [10], [50], [0]])
     batch = Batch(jnp.zeros((4, 1, 50), int), lengths, jnp.zeros(4, int), jnp.ones(4))
     mask = texts_of(batch)[1]
-    deltas = np.asarray(_initial(KEY, params, batch, Ball(initial_norm=0.6)))
+    deltas = np.asarray(adversarial._initial(KEY, params, batch, Ball(initial_norm=0.6)))
     norms = np.sqrt(np.square(deltas).sum((1, 2)))
     # Uniform numbers in [-1, 1] have a second moment of a third.
     np.testing.assert_allclose(norms[:3], 0.6 / np.sqrt(3), rtol=0.15)
@@ -105,10 +91,11 @@ def test_tiny_gradients_give_full_steps_and_zero_gradients_none(rng):
     mask = jnp.ones((3, 4), bool).at[:, 3].set(False)
     delta = jnp.where(mask[..., None], delta, 0)
     ball = Ball(step_size=0.5, max_norm=np.inf)
-    moved = np.asarray(_ascend(delta, slope * 1e-25, mask, ball))
+    moved = np.asarray(adversarial._ascend(delta, slope * 1e-25, mask, ball))
     np.testing.assert_allclose(np.sqrt(np.square(moved - delta).sum((1, 2))), 0.5, rtol=1e-4)
     assert not moved[:, 3].any()
-    np.testing.assert_array_equal(_ascend(delta, jnp.zeros_like(slope), mask, ball), delta)
+    still = adversarial._ascend(delta, jnp.zeros_like(slope), mask, ball)
+    np.testing.assert_array_equal(still, delta)
 
 
 def perturbation(method, params, rows, key=KEY, earlier=None):

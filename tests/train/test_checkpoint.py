@@ -10,6 +10,23 @@ import tiny
 from hopfax.train.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
 
 CONFIG = {"seed": 23, "optimizer": {"rate": 2e-5, "clip": 1.0}}
+FULL_DISK = """
+import resource, signal, sys
+import numpy as np
+from hopfax.train.checkpoint import Checkpoints
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+tree = {"x": np.random.default_rng(0).normal(size=30_000), "y": np.arange(3)}
+try:
+    with Checkpoints(sys.argv[1], config={}) as checkpoints:
+        checkpoints.save(1, tree)
+        checkpoints.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        checkpoints.save(2, {"x": tree["x"] + 1, "y": tree["y"]})
+        raise RuntimeError("loss is not finite")
+except RuntimeError as error:  # not hidden by the save that failed
+    print(error, *error.__notes__)
+"""
 
 
 def small(step):
@@ -151,25 +168,6 @@ def test_a_target_that_does_not_fit_is_an_error(tmp_path):
         "  b/0: int32[] → int32[2]",
         "  c: absent → bfloat16[3, 50]",
     ]
-
-
-FULL_DISK = """
-import resource, signal, sys
-import numpy as np
-from hopfax.train.checkpoint import Checkpoints
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-tree = {"x": np.random.default_rng(0).normal(size=30_000), "y": np.arange(3)}
-try:
-    with Checkpoints(sys.argv[1], config={}) as checkpoints:
-        checkpoints.save(1, tree)
-        checkpoints.wait()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        checkpoints.save(2, {"x": tree["x"] + 1, "y": tree["y"]})
-        raise RuntimeError("loss is not finite")
-except RuntimeError as error:  # not hidden by the save that failed
-    print(error, *error.__notes__)
-"""
 
 
 def test_failed_writes_leave_the_last_complete_checkpoint(tmp_path):

@@ -24,21 +24,17 @@ def shown(monkeypatch, capsys):
     return show
 
 
+TEN = [*((1.25, step, {}) for step in range(1, 10)), (1.0, 10, {"loss": 1.0})]
+RESTARTED = [(1.0, 90, {"restart": True}), (10.0, 91, {}), (5.0, 92, {})]
+
+
 @pytest.mark.parametrize(
     ("updates", "total", "expected"),
     [
         # Few lines, the first and the last among them.
-        (
-            [*((1.25, step, {}) for step in range(1, 10)), (1.0, 10, {"loss": 1.0})],
-            10,
-            ["10%", "50%  0:00:06 left", "90%  0:00:01 left", "100%  done  loss 1"],
-        ),
+        (TEN, 10, ["10%", "50%  0:00:06 left", "90%  0:00:01 left", "100%  done  loss 1"]),
         # The time left leaves out earlier work and the first update, which compiles.
-        (
-            [(1.0, 90, {"restart": True}), (10.0, 91, {}), (5.0, 92, {})],
-            100,
-            ["90%", "91%", "92%  0:00:40 left"],
-        ),
+        (RESTARTED, 100, ["90%", "91%", "92%  0:00:40 left"]),
         ([(1.0, 0, {})], 0, ["100%  done"]),
     ],
 )

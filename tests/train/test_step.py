@@ -11,6 +11,7 @@ from hopfax.train.state import TrainState, adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk, make_step
 
 SEEDS, STEPS, BATCH = (23, 42), 4, 8
+RATE, DECAY = 0.1, 0.02
 MODEL = tiny.hopfield(dropout=0.1)
 OPTIMIZER = adamw(1e-2, total_steps=20)
 KEYS = seed_keys(SEEDS)
@@ -68,9 +69,6 @@ def test_dropout_keys_derive_from_seed_and_step_alone():
     assert len(grid) == 8
 
 
-RATE, DECAY = 0.1, 0.02
-
-
 def slow_rate(step, total):
     """Table 15: equal steps up to the peak, then equal steps down to 0."""
     rising = max(1, round(0.1 * total))
@@ -87,10 +85,8 @@ def slow_adamw(param, gradients, total):
         gradient = gradient * min(1.0, 1 / np.sqrt(np.sum(gradient**2)))
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
-        direction = (first / (1 - 0.9 ** (step + 1))) / (
-            np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
-        )
-        param = param - slow_rate(step, total) * (direction + DECAY * param)
+        mean, square = first / (1 - 0.9 ** (step + 1)), second / (1 - 0.999 ** (step + 1))
+        param = param - slow_rate(step, total) * (mean / (np.sqrt(square) + 1e-8) + DECAY * param)
         yield param
 
 

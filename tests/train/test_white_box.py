@@ -153,8 +153,6 @@ LARGER = WordPiece(tokens=(*VOCABULARY.tokens, "more"))
         ({"batch_sizes": (8, 4)}, TEXTS, 0, "batch_sizes must be positive and increase"),
         ({"vocabulary": LARGER}, TEXTS, 0, f"tokens >= {LARGER.size}"),
         ({"params": POSITIONS, "max_length": 128}, TEXTS, 0, r"max_length .* \[5, 24\], got 128"),
-        ({"params": bag(1)[1]}, TEXTS, 0, "must be True for 1 output"),
-        ({"params": bag(3)[1], "regression": True}, TEXTS, 0, "must be False for 3 output"),
         ({}, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
         ({}, [("it is", "a film", "a way")], 0, "texts must be a string, a pair .* got "),
         ({}, [PAIRS[0], (*PAIRS[0], PAIRS[0][0])], 0, r"many choices, got \[2, 3\]"),

@@ -59,23 +59,17 @@ def batch(count, *, weights=None, **how):
 def lively(model, *, seed=3, scale=0.4):
     """Random parameters: none is 0 or 1, which could hide a fault."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), jnp.float32),
-        jax.eval_shape(model.init, jax.random.key(0)),
-    )
+    leaves = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.float32(scale * rng.normal(size=x.shape)), leaves)
 
 
 def start(program, *arguments, **environment):
     """Starts a Python process that can import hopfax and the modules of this folder."""
     paths = os.pathsep.join(map(str, (FOLDER.parents[1], FOLDER)))
-    filters = f"error::UserWarning,{HALF_WRITTEN}"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": filters} | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    filters, pipe = f"error::UserWarning,{HALF_WRITTEN}", subprocess.PIPE
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": filters} | environment
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def stack(*trees):
