@@ -1,6 +1,6 @@
 """Do concentrated keys make retrieval more exact, and its basins wider and better separated?
 
-Paper: Podasca and Das (2026), Theorems 2 and 3, sections 2.2 and 2.3, Figure 2. Claims: retrieval
+Paper: Podasca and Das (2026), Theorems 2 and 3, sections 2.2 and 2.3. Claims: retrieval
 from a distance δ of a pattern ends within C r_eff δ of it, with a constant C and the effective rank
 r_eff of the keys; basin radii are proportional to λ₁/λ₂ of the keys' covariance, and the attractors
 of low-rank keys are well separated; 2^(d/2) patterns can be stored.
@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +42,12 @@ from jaxtyping import Array, Float
 from scipy.special import lambertw
 from scipy.stats import rankdata
 
-from experiments import figures, report, runner, tidy
+from experiments import report, runner, tidy
 from experiments.figures import Panel
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax import hopfield
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-REPRODUCES = "Robertha, Theorems 2 and 3, Figure 2: attractors, basins and capacity"
+REPRODUCES = "Robertha, Theorems 2 and 3: attractors, basins and capacity"
 NUM_KEYS, WIDTH = 16, 64
 RANKS = np.arange(1, WIDTH + 1)
 SPECTRA = {f"power {power:g}": RANKS**-power for power in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)}
@@ -324,29 +321,6 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([points, formulas[formulas.formula >= 0]])
 
 
-def landscapes() -> Figure:
-    """The energy of six keys of variance 1 in the plane, at an entropy of 0.35 and of 1."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    angles, ticks = np.pi * (np.arange(6) + 1 / 3) / 3, np.linspace(-1.7, 1.7, 121)
-    grid = jnp.stack(jnp.meshgrid(ticks, ticks), axis=-1)
-    with rc_context(figures.STYLE):
-        figure = Figure(figsize=(9.6, 4.4), layout="constrained")
-        for axes, share in zip(figure.subplots(1, 2, sharey=True), (0.934, 0.5), strict=True):
-            keys = jnp.array([np.cos(angles) * share**0.5, np.sin(angles) * (1 - share) ** 0.5])
-            options: Any = {"patterns": (keys := 2**0.5 * keys.T), "beta": 8.0}
-            energy = jax.vmap(jax.vmap(partial(hopfield.energy, **options)))(grid)
-            ends = jax.vmap(partial(hopfield.retrieve, **options, max_steps=500))(keys).value
-            axes.contourf(ticks, ticks, energy, 20, cmap="Blues_r")
-            axes.plot(*keys.T, "*", color="gold", ms=15, mec="black", label="key")
-            axes.plot(*ends.T, "o", color="black", ms=6, label="attractor")
-            count, entropy = len(np.unique(ends.round(1), axis=0)), hopfield.eigen_entropy(keys)
-            axes.set(aspect="equal", title=f"Entropy {entropy:.2f}: {count} attractors")
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
-
-
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
@@ -363,6 +337,5 @@ def page(folder: Path) -> report.Page:
         f"Medians and 95 % ranges; {most}", drawn(frame), specs=PANELS,
         col="metric", x="x", hue="subject",
     )  # fmt: skip
-    energies = report.Picture(landscapes, "Figure 2: energy of six keys, β = 8")
-    pictures = {"attractors": panels, "landscapes": energies}
+    pictures = {"attractors": panels}
     return report.Page("Attractors, basins and capacity", pictures=pictures, tables=[table])
