@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from scipy.stats import rankdata
 
 from experiments import gaussian, report, tidy
 from experiments.cells import Cell
@@ -180,47 +181,58 @@ def noise_tables(frame: pd.DataFrame) -> Iterator[tuple[Any, Any, pd.DataFrame, 
         yield task, protocol, table["score_rank"], table["score"].iloc[0] - table["score"]
 
 
+def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
+    """Returns Pearson's r, Spearman's ρ or Kendall's τ-b of rows, nan where one does not vary.
+
+    They are one coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
+    """
+
+    def differences(values: np.ndarray) -> np.ndarray:
+        values = values if name == "pearson" else rankdata(values, axis=1)
+        table = values[:, :, None] - values[:, None]
+        return np.sign(table) if name == "kendall" else table
+
+    one, other = differences(x), differences(y)
+    with np.errstate(invalid="ignore"):
+        norms = (one**2).sum((1, 2)) * (other**2).sum((1, 2))
+        return (one * other).sum((1, 2)) / np.sqrt(norms)
+
+
 def over_levels(
-    ranks: pd.DataFrame, drops: pd.DataFrame, coefficient: Any, *, others: bool
+    ranks: pd.DataFrame, drops: pd.DataFrame, name: str, *, others: bool
 ) -> tuple[float, float, float]:
-    """Returns the correlation over levels, with its interval over seeds, mean over models.
+    """Returns a correlation over levels, mean over models, with its interval over seeds.
 
     With `others`, the drop is that of another model.
     """
     pairs = product(ranks.columns.unique("model"), repeat=2)
-    values = [
-        ranks[one].corrwith(drops[other], method=coefficient)
-        for one, other in pairs
-        if (one != other) == others
-    ]
-    scores = pd.concat(values, axis=1).mean(axis=1).rename("score").reset_index()
-    ((_, *values),) = tidy.summarize(scores.assign(of=""))[["of", "mean", "low", "high"]].to_numpy()
-    return tuple(values)
+    kept = [(one, other) for one, other in pairs if (one != other) == others]
+    values = [correlation(ranks[a].T.to_numpy(), drops[b].T.to_numpy(), name) for a, b in kept]
+    scores = pd.DataFrame({"of": "", "score": np.mean(values, axis=0)})
+    row = tidy.summarize(scores.assign(seed=scores.index)).iloc[0]
+    return row["mean"], row.low, row.high
 
 
-def over_models(
-    ranks: pd.DataFrame, drops: pd.DataFrame, coefficient: Any
-) -> tuple[float, float, float]:
-    """Returns the correlation over models and seeds, mean over levels, with its interval.
+def over_models(ranks: pd.DataFrame, drops: pd.DataFrame, name: str) -> tuple[float, float, float]:
+    """Returns a correlation over models and seeds, mean over levels, with its interval.
 
     Raises:
         ValueError: There are fewer than `MIN_MODELS` models.
     """
-    names = list(ranks.columns.unique("model"))
-    if len(names) < MIN_MODELS:
+    names = ranks.columns.get_level_values("model")
+    models = names.unique()
+    if len(models) < MIN_MODELS:
         raise ValueError(
-            f"a correlation over models requires at least {MIN_MODELS}, got {', '.join(names)}"
+            f"a correlation over models requires at least {MIN_MODELS}, got {', '.join(models)}"
         )
+    x, y = (table[table.index > 0].to_numpy() for table in (ranks, drops))
 
     def mean(picks: Any) -> float:
-        x, y = (
-            pd.concat([table[names[pick]] for pick in picks], axis=1, ignore_index=True)
-            for table in (ranks[ranks.index > 0], drops[drops.index > 0])
-        )
-        return float(x.corrwith(y, axis=1, method=coefficient).mean())
+        points = np.concatenate([np.flatnonzero(names == models[pick]) for pick in picks])
+        return float(np.mean(correlation(x[:, points], y[:, points], name)))
 
-    low, high = tidy.bootstrap(len(names), mean)
-    return mean(range(len(names))), float(low), float(high)
+    low, high = tidy.bootstrap(len(models), mean)
+    return mean(range(len(models))), float(low), float(high)
 
 
 def judged(*tables: pd.DataFrame) -> pd.DataFrame:
