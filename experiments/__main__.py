@@ -41,7 +41,7 @@ EXPERIMENTS = {
     "learning-rates": "experiments.robertha.suites:LearningRates",
     "spectra": "experiments.robertha.spectra:Spectra",
     "convergence": "experiments.robertha.convergence:Convergence",
-    "steps": "experiments.robertha.steps:Steps",
+    "steps": "experiments.robertha.convergence:Steps",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",

@@ -16,13 +16,16 @@ half of the paper's value. Failures "hold" if their interval is below 1 %. The p
 numbers for recovery: low minus high norm, mean over levels, "holds" if its interval is on the
 side that the paper claims (more steps, less distance left), is "reversed" on the other side, else
 "too weak to tell"; correlations with norm and SNR have the opposite sign. What holds for distances
-left is "vacuous" if it holds for the mean state, too.
+left is "vacuous" if it holds for the mean state, too. Points that T updates gain over T = 0 on the
+same weights, and their time over that of T = 0, minus 1, are compared with Table 4 as steps are;
+points gained without noise only undo the change from training to T = 0.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import gaussian, report, tidy
+from experiments import cells, gaussian, report, tidy
 from experiments.cells import Cell
 from experiments.conditions import Condition, Gaussian
-from experiments.robertha.spectra import CLEAN, ON, by_layer, judged, page
+from experiments.robertha.spectra import ON, by_layer, judged, page
 from experiments.robertha.suites import Noisy
 from experiments.settings import Noise
+from hopfax.data import evenly_spaced
 from hopfax.train.evaluate import Texts
 
 METRICS = (
@@ -209,7 +213,9 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
         tidy.select(tidy.scores(frame, metric), protocol=["", "sigma"])
         for metric in ("steps", "failures, %")
     )
-    steps, failures = tidy.summarize(tidy.difference(steps, **CLEAN)), tidy.summarize(failures)
+    on = ["task", "model", "denoiser", "seed"]
+    added = tidy.paired(steps[steps.level > 0], steps[steps.level == 0], on=on)
+    steps, failures = tidy.summarize(added), tidy.summarize(failures)
     pairs = zip(steps.task, steps.level, strict=True)
     steps["paper"] = [ADDED.get(task, {}).get(level, np.nan) for task, level in pairs]
     low, high = (failures[end].fillna(failures["mean"]) for end in ("low", "high"))
@@ -235,11 +241,117 @@ def of_recovery(frame: pd.DataFrame) -> pd.DataFrame:
             parts.append(table.assign(name=name, kind=kind, paper=np.nan))
     table = pd.concat(parts, ignore_index=True)
     places = zip(table.site, table.protocol, strict=True)
-    table["kind"] += pd.Series([f": {gaussian.PANELS[each]}" for each in places]).str.replace(
-        "\n", " "
-    )
+    table["kind"] += [": " + gaussian.PANELS[each].replace("\n", " ") for each in places]
     keys = pd.MultiIndex.from_frame(table[["task", "model", "kind"]])
     holds, null = table.verdict == "holds", table.name == CONTROL
     vacuous = holds & keys.isin(keys[holds & null]) & table.name.isin(DISTANCES)
     table["verdict"] = table.verdict.mask(vacuous, "vacuous")
     return table.assign(claim=table.name + ", " + table.kind)
+
+
+BATCHES = (1, 32)
+REPEATS = {"smoke": 2, "laptop": 15, "paper": 15}
+# Table 4: σ -> T, points gained, and time over that without iteration.
+TABLE4 = {0.5: (5, 11.1, 1.25), 1.0: (10, 21.7, 1.80), 2.0: (20, 20.6, 2.52), 5.0: (30, 15.9, 3.54)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Iterated):
+    """What do more Hopfield updates gain under noise, and what do they cost?
+
+    Paper: Podasca and Das (2026), Table 4. Claim: T = 5, 10, 20 and 30 updates gain 11 to 22 points
+    at σ = 0.5, 1, 2 and 5, and take 1.25 to 3.5 times as long.
+
+    Command: `python -m experiments steps --task sst2 --data-dir DIR`, with the flags of the run
+    whose models to test; they are not trained again.
+
+    Expected: gains are below the paper's, and as large without noise. Beyond convergence, a larger
+    T changes neither scores nor times, as the loop ends.
+
+    Times are those of the encoder on 32 clean texts, one by one and together, padded to the
+    longest; models take turns.
+    """
+
+    NAME = "steps"
+    REPRODUCES = "Robertha, Table 4: points gained and time taken by T Hopfield updates"
+    SMOKE = ("robertha",)
+
+    model: tuple[str, ...] = ("robertha", "robertha-no-esr")
+    noise: Noise = Noise(sites=("embedding",), protocols=("sigma",), noise_draws=1)
+    steps: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 30, 50)
+    """Maximum numbers of updates T; 0 is always tested."""
+
+    def conditions(self, task: str) -> Sequence[Condition]:
+        """Clean inputs; `rows` adds the noise, so that each T compiles once."""
+        return [Gaussian()]
+
+    def rows(self, cell: Cell, condition: Condition, *, model: str) -> Iterable[dict[str, Any]]:
+        """Scores at every T under all noise, then times."""
+        models = {steps: cells.with_steps(cell, steps) for steps in sorted({0, *self.steps})}
+        row: dict[str, Any] = {}
+        for steps, each in models.items():
+            for noise in super().conditions(cell.data.spec.name):
+                for row in super().rows(each, noise, model=model):
+                    yield {**row, "T": steps}
+        row = {**row, **asdict(condition), "seed": cell.spec.seeds[0], "corruption": "none"}
+        for batch in BATCHES:
+            table = times([*models.values()], batch, REPEATS[self.budget])
+            for steps, column in zip(models, table.T, strict=True):
+                for metric, values in (("milliseconds", column), ("time", column / table[:, 0])):
+                    low, high = tidy.bootstrap(len(values), lambda n, x=values: np.median(x[n]))
+                    measured = {"T": steps, "score": np.median(values), "low": low, "high": high}
+                    yield {**row, "metric": f"{metric}, batch {batch}", **measured}
+
+    def page(self, folder: Path) -> report.Page:
+        """Scores and times against T, and claims."""
+        frame = tidy.read(folder)
+        table = tidy.summarize(by_steps(frame))
+        noise = zip(table.protocol, table.level, strict=True)
+        panels = [gaussian.noise_label(*each) for each in noise]
+        table = table.assign(panel=panels, T=table["T"].map("{:.0f}".format), metric="score")
+        return page("Points gained by T updates", table, claims_of_steps(frame), "T", "T")
+
+
+def times(models: Sequence[Cell], batch: int, repeats: int) -> np.ndarray:
+    """Returns milliseconds per text of the first seed's encoders, (repeats, models), in turns."""
+    test = models[0].data.test
+    ids, lengths = (evenly_spaced(each, BATCHES[-1]) for each in (test.ids, test.lengths))
+    ids, lengths = ids[:, 0, : lengths.max()], lengths[:, :1]
+    params = jax.tree.map(lambda leaf: leaf[0], models[0].params)
+
+    def run(cell: Cell) -> float:
+        start = time.perf_counter()
+        for first in range(0, len(ids), batch):
+            part = slice(first, first + batch)
+            mask = np.arange(ids.shape[1]) < lengths[part]
+            jax.block_until_ready(cell.model.apply(params, ids[part], mask))
+        return 1000 * (time.perf_counter() - start) / len(ids)
+
+    return np.array([[run(cell) for cell in models] for _ in range(repeats + 1)])[1:]  # compiled
+
+
+def by_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns `tidy.scores` of every T."""
+    return pd.concat([tidy.scores(rows).assign(T=steps) for steps, rows in frame.groupby("T")])
+
+
+def claims_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the paper's claims beside ours with intervals and verdicts, see the module."""
+    scores = by_steps(frame)
+    gains = tidy.paired(scores[scores["T"] > 0], scores[scores["T"] == 0], on=["model", *ON])
+    gains = tidy.summarize(gains.assign(metric="points gained"))
+    ratios = frame[frame.metric.str.startswith("time, ")].assign(mean=frame.score, level=np.nan)
+    parts = []
+    for sigma, (steps, points, ratio) in TABLE4.items():
+        gained, taken = (table[table["T"] == steps] for table in (gains, ratios))
+        verdicts = [
+            tidy.verdict(*each, ratio - 1) for each in taken[["low", "high"]].to_numpy() - 1
+        ]
+        parts += [
+            gained[gained.level == 0].assign(verdict="n/a"),
+            gained[gained.level == sigma].assign(paper=points),
+            taken.assign(paper=ratio, verdict=verdicts),
+        ]
+    table = pd.concat(parts)
+    names = zip(table["T"], table.metric, strict=True)
+    return judged(table.assign(claim=[f"T = {steps:.0f}: {metric}" for steps, metric in names]))

@@ -33,7 +33,6 @@ from hopfax.train.evaluate import Texts
 
 METRICS = ("effective rank", "entropy", "Gini", "distance from α")
 COLUMNS = ("subject", "claim", "paper", "mean", "low", "high", "verdict")
-CLEAN = dict(zip(tidy.CONDITION, ("none", "", "", 0.0), strict=True))
 ON = ["task", "denoiser", "site", "protocol", "level", "seed"]
 MIN_MODELS = 4  # of a correlation over models
 NEAR = 0.05  # of the target; the paper's tasks under strong control are within 0.02
@@ -108,9 +107,7 @@ def spectra(run: Callable[..., Any], clean: Texts, noisy: Texts) -> jax.Array:
     return jax.vmap(jax.vmap(measure), (0, None), 1)(keys, noisy.mask)
 
 
-def by_layer(
-    scores: Iterable[dict[str, Any]], metrics: Iterable[str], values: np.ndarray
-) -> list[dict[str, Any]]:
+def by_layer(scores: Iterable[Any], metrics: Iterable[str], values: np.ndarray) -> list[Any]:
     """Returns rows of values (seeds, layers, metrics) under the condition of the scores' rows."""
     seeds = [row for row in scores if row["metric"] == "score"]
     return [
@@ -137,8 +134,8 @@ def differences(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
             yield gaps.assign(claim=f"ESR: {metric}", paper=gaps.level.map(paper))
             if metric == METRICS[-1]:
                 table = tidy.summarize(ours[ours.level == 0])
-                cases = {"n/a": table.low.isna(), "holds": table.high < NEAR}
-                verdict = np.select([*cases.values()], [*cases], "does not hold")
+                cases = [table.low.isna(), table.high < NEAR]
+                verdict = np.select(cases, ["n/a", "holds"], "does not hold")
                 yield table.assign(claim=metric, paper=DISTANCE, verdict=verdict)
 
 
@@ -152,7 +149,7 @@ def without_esr(model: str) -> str:
 def correlations(frame: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
     """Yields correlations of effective rank and drop, over levels and over models."""
     for task, protocol, ranks, drops in noise_tables(frame):
-        models = len(ranks.columns.unique("model"))
+        models = ranks.shape[1]
         for name, paper in zip(COEFFICIENTS, TABLE30.get(task, [np.nan] * 3), strict=True):
             if protocol == "sigma" and models > 1:
                 own, other = (
@@ -168,17 +165,18 @@ def correlations(frame: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
                 yield task, claim, paper, *values, tidy.verdict(*values[1:], paper)
 
 
-def noise_tables(frame: pd.DataFrame) -> Iterator[tuple[Any, Any, pd.DataFrame, pd.DataFrame]]:
-    """Yields task, protocol, effective rank and drop: a row a level, a column a model and seed."""
+def noise_tables(frame: pd.DataFrame) -> Iterator[tuple[Any, Any, np.ndarray, np.ndarray]]:
+    """Yields task, protocol, effective rank and drop (levels, models, seeds), the clean first."""
     scores, ranks = (tidy.scores(frame, metric) for metric in ("score", METRICS[0]))
     unlearned = gaussian.not_learned(scores, gaussian.constants(frame)).index
     scores = scores[~pd.MultiIndex.from_frame(scores[["task", "model"]]).isin(unlearned)]
-    on = [*tidy.CELL, "seed"]
-    both = scores.merge(ranks[[*on, "score"]], on=on, suffixes=("", "_rank"))
+    both = scores.merge(ranks[["model", *ON, "score"]], on=["model", *ON], suffixes=("", "_rank"))
     for (task, site, protocol), _ in both[both.level > 0].groupby(["task", "site", "protocol"]):
         at = (both.site == site) & (both.protocol == protocol) | (both.level == 0)
         table: Any = both[at & (both.task == task)].pivot(index="level", columns=["model", "seed"])
-        yield task, protocol, table["score_rank"], table["score"].iloc[0] - table["score"]
+        shape = len(table), table.columns.unique("model").size, -1
+        rank, score = (table[name].to_numpy().reshape(shape) for name in ("score_rank", "score"))
+        yield task, protocol, rank, score[:1] - score
 
 
 def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
@@ -199,40 +197,34 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
 
 
 def over_levels(
-    ranks: pd.DataFrame, drops: pd.DataFrame, name: str, *, others: bool
-) -> tuple[float, float, float]:
+    ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool
+) -> tuple[float, ...]:
     """Returns a correlation over levels, mean over models, with its interval over seeds.
 
     With `others`, the drop is that of another model.
     """
-    pairs = product(ranks.columns.unique("model"), repeat=2)
+    pairs = product(range(ranks.shape[1]), repeat=2)
     kept = [(one, other) for one, other in pairs if (one != other) == others]
-    values = [correlation(ranks[a].T.to_numpy(), drops[b].T.to_numpy(), name) for a, b in kept]
-    scores = pd.DataFrame({"of": "", "score": np.mean(values, axis=0)})
-    row = tidy.summarize(scores.assign(seed=scores.index)).iloc[0]
-    return row["mean"], row.low, row.high
+    values = [correlation(ranks[:, a].T, drops[:, b].T, name) for a, b in kept]
+    seeds = pd.DataFrame({"of": "", "score": np.mean(values, axis=0)}).reset_index(names="seed")
+    return tuple(tidy.summarize(seeds)[["mean", "low", "high"]].to_numpy()[0])
 
 
-def over_models(ranks: pd.DataFrame, drops: pd.DataFrame, name: str) -> tuple[float, float, float]:
+def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float, ...]:
     """Returns a correlation over models and seeds, mean over levels, with its interval.
 
     Raises:
         ValueError: There are fewer than `MIN_MODELS` models.
     """
-    names = ranks.columns.get_level_values("model")
-    models = names.unique()
-    if len(models) < MIN_MODELS:
-        raise ValueError(
-            f"a correlation over models requires at least {MIN_MODELS}, got {', '.join(models)}"
-        )
-    x, y = (table[table.index > 0].to_numpy() for table in (ranks, drops))
+    count = ranks.shape[1]
+    if count < MIN_MODELS:
+        raise ValueError(f"correlations over models require at least {MIN_MODELS}, got {count}")
 
     def mean(picks: Any) -> float:
-        points = np.concatenate([np.flatnonzero(names == models[pick]) for pick in picks])
-        return float(np.mean(correlation(x[:, points], y[:, points], name)))
+        points = (table[1:, picks].reshape(len(table) - 1, -1) for table in (ranks, drops))
+        return float(np.mean(correlation(*points, name)))
 
-    low, high = tidy.bootstrap(len(models), mean)
-    return mean(range(len(models))), float(low), float(high)
+    return mean(np.arange(count)), *map(float, tidy.bootstrap(count, mean))
 
 
 def judged(*tables: pd.DataFrame) -> pd.DataFrame:
