@@ -287,6 +287,7 @@ class Steps(Iterated):
 
     def rows(self, cell: Cell, condition: Condition, *, model: str) -> Iterable[dict[str, Any]]:
         """Scores at every T under all noise, then times."""
+        assert isinstance(condition, Gaussian)
         models = {steps: cells.with_steps(cell, steps) for steps in sorted({0, *self.steps})}
         row: dict[str, Any] = {}
         for steps, each in models.items():
@@ -344,9 +345,8 @@ def claims_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for sigma, (steps, points, ratio) in TABLE4.items():
         gained, taken = (table[table["T"] == steps] for table in (gains, ratios))
-        verdicts = [
-            tidy.verdict(*each, ratio - 1) for each in taken[["low", "high"]].to_numpy() - 1
-        ]
+        ends = zip(taken.low - 1, taken.high - 1, strict=True)
+        verdicts = [tidy.verdict(low, high, ratio - 1) for low, high in ends]
         parts += [
             gained[gained.level == 0].assign(verdict="n/a"),
             gained[gained.level == sigma].assign(paper=points),

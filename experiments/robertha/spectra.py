@@ -34,6 +34,7 @@ from hopfax.train.evaluate import Texts
 METRICS = ("effective rank", "entropy", "Gini", "distance from α")
 COLUMNS = ("subject", "claim", "paper", "mean", "low", "high", "verdict")
 ON = ["task", "denoiser", "site", "protocol", "level", "seed"]
+OTHERS = ", drop of other models"
 MIN_MODELS = 4  # of a correlation over models
 NEAR = 0.05  # of the target; the paper's tasks under strong control are within 0.02
 DISTANCE = 0.109  # from α with ESR, Table 29; there also the differences that ESR makes, by σ:
@@ -120,8 +121,11 @@ def by_layer(scores: Iterable[Any], metrics: Iterable[str], values: np.ndarray) 
 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the paper's claims beside ours with intervals and verdicts, see the module."""
-    columns = ["task", "claim", "paper", "mean", "low", "high", "verdict"]
-    return judged(pd.DataFrame(correlations(frame), columns=columns), *differences(frame))
+    columns = ["task", *COLUMNS[1:-1]]
+    table = judged(pd.DataFrame(correlations(frame), columns=columns), *differences(frame))
+    names, holds = table.subject + table.claim, table.verdict == "holds"
+    vacuous = holds & (names + OTHERS).isin(names[holds])
+    return table.assign(verdict=table.verdict.mask(vacuous, "vacuous"))
 
 
 def differences(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -149,20 +153,14 @@ def without_esr(model: str) -> str:
 def correlations(frame: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
     """Yields correlations of effective rank and drop, over levels and over models."""
     for task, protocol, ranks, drops in noise_tables(frame):
-        models = ranks.shape[1]
         for name, paper in zip(COEFFICIENTS, TABLE30.get(task, [np.nan] * 3), strict=True):
-            if protocol == "sigma" and models > 1:
-                own, other = (
-                    over_levels(ranks, drops, name, others=each) for each in (False, True)
-                )
-                verdicts = [tidy.verdict(*each[1:], paper) for each in (own, other)]
-                vacuous = verdicts == ["holds", "holds"]
-                yield task, f"{name} over σ", paper, *own, "vacuous" if vacuous else verdicts[0]
-                yield task, f"{name} over σ, drop of other models", paper, *other, verdicts[1]
-            if models >= MIN_MODELS:
+            if protocol == "sigma" and ranks.shape[1] > 1:
+                for others in (False, True):
+                    values = over_levels(ranks, drops, name, others=others)
+                    yield task, f"{name} over σ{OTHERS * others}", paper, *values
+            if ranks.shape[1] >= MIN_MODELS:
                 values = over_models(ranks, drops, name)
-                claim = f"{name} over models, {gaussian.PROTOCOLS[protocol]}"
-                yield task, claim, paper, *values, tidy.verdict(*values[1:], paper)
+                yield task, f"{name} over models, {gaussian.PROTOCOLS[protocol]}", paper, *values
 
 
 def noise_tables(frame: pd.DataFrame) -> Iterator[tuple[Any, Any, np.ndarray, np.ndarray]]:
@@ -198,7 +196,7 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
 
 def over_levels(
     ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool
-) -> tuple[float, ...]:
+) -> tuple[float, float, float]:
     """Returns a correlation over levels, mean over models, with its interval over seeds.
 
     With `others`, the drop is that of another model.
@@ -207,10 +205,11 @@ def over_levels(
     kept = [(one, other) for one, other in pairs if (one != other) == others]
     values = [correlation(ranks[:, a].T, drops[:, b].T, name) for a, b in kept]
     seeds = pd.DataFrame({"of": "", "score": np.mean(values, axis=0)}).reset_index(names="seed")
-    return tuple(tidy.summarize(seeds)[["mean", "low", "high"]].to_numpy()[0])
+    row = tidy.summarize(seeds).iloc[0]
+    return row["mean"], row.low, row.high
 
 
-def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float, ...]:
+def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float, float, float]:
     """Returns a correlation over models and seeds, mean over levels, with its interval.
 
     Raises:
@@ -221,10 +220,11 @@ def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float,
         raise ValueError(f"correlations over models require at least {MIN_MODELS}, got {count}")
 
     def mean(picks: Any) -> float:
-        points = (table[1:, picks].reshape(len(table) - 1, -1) for table in (ranks, drops))
-        return float(np.mean(correlation(*points, name)))
+        x, y = (table[1:, picks].reshape(len(table) - 1, -1) for table in (ranks, drops))
+        return float(np.mean(correlation(x, y, name)))
 
-    return mean(np.arange(count)), *map(float, tidy.bootstrap(count, mean))
+    low, high = tidy.bootstrap(count, mean)
+    return mean(np.arange(count)), low, high
 
 
 def judged(*tables: pd.DataFrame) -> pd.DataFrame:

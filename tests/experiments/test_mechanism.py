@@ -168,7 +168,7 @@ def test_other_steps_keep_the_weights_and_the_trained_number_the_bits(cell):
     same, fewer = (conditions.predictions(cells.with_steps(cell, n), NOISY) for n in (50, 0))
     trained = conditions.predictions(cell, NOISY)
     assert same.logits.tobytes() == trained.logits.tobytes()
-    assert (same.num_steps == trained.num_steps).all() and not fewer.num_steps.any()
+    assert np.array_equal(same.num_steps, trained.num_steps) and not fewer.num_steps.any()
     assert not np.array_equal(fewer.logits, trained.logits)
 
 
