@@ -239,8 +239,12 @@ def judged(*tables: pd.DataFrame) -> pd.DataFrame:
     named = gaussian.titles(table.task.unique(), table.model.dropna().unique())
     noise = ["" if np.isnan(x) else f", {gaussian.noise_label('sigma', x)}" for x in table.level]
     kept = table.paper.notna() | table.verdict.notna()
-    table["subject"] = table.task.map(named) + (", " + table.model.map(named)).fillna("")
-    table["claim"], table["verdict"] = table.claim + noise, table.verdict.fillna(verdicts)
+    parts = zip(table.task, table.model, strict=True)
+    table["subject"] = [
+        ", ".join(named[name] for name in part if isinstance(name, str)) for part in parts
+    ]
+    table["claim"] += noise
+    table["verdict"] = table.verdict.astype(object).fillna(verdicts)
     return table.loc[kept, list(COLUMNS)].reset_index(drop=True)
 
 
