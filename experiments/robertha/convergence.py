@@ -41,6 +41,7 @@ from experiments.robertha.spectra import ON, by_layer, judged, page
 from experiments.robertha.suites import Noisy
 from experiments.settings import Noise
 from hopfax.data import evenly_spaced
+from hopfax.nn import find_preset
 from hopfax.train.evaluate import Texts
 
 METRICS = (
@@ -62,15 +63,18 @@ ADDED = {  # steps by σ, Table 32
 
 
 class Iterated(Noisy):
-    """A suite of models whose queries iterate."""
+    """A suite of models whose queries iterate, each until it converges."""
 
     def names(self) -> Sequence[str]:
-        """Models to train; raises a ValueError for models without iterations."""
+        """Models to train; raises a ValueError for others."""
         names = super().names()
         for name, each in self.encoder.models(names).items():
             hopfield = each.kind == "robertha" or each.options.get("attention") == "hopfield"
-            if not hopfield or each.options.get("max_steps", 2) < 2:
-                raise ValueError(f"--model must name models that iterate, got {name}")
+            alone = each.kind != "robertha" or find_preset(each.preset).scope == "query"
+            if not (hopfield and alone) or each.options.get("max_steps", 2) < 2:
+                raise ValueError(
+                    f"--model must name models whose queries iterate alone, got {name}"
+                )
         return names
 
 

@@ -173,9 +173,11 @@ def test_other_steps_keep_the_weights_and_the_trained_number_the_bits(cell):
 
 
 @pytest.mark.parametrize("suite", [convergence.Convergence, convergence.Steps])
-@pytest.mark.parametrize("model", ["tinybert", "robertha-no-iteration-no-esr"])
-def test_a_model_without_iterations_is_refused_before_training(flags, suite, model):
-    with pytest.raises(ValueError, match=f"must name models that iterate, got {model}"):
+@pytest.mark.parametrize(
+    "model", ["tinybert", "robertha-no-iteration-no-esr", "robertha-algorithm"]
+)
+def test_a_model_without_own_iterations_is_refused_before_training(flags, suite, model):
+    with pytest.raises(ValueError, match=f"whose queries iterate alone, got {model}"):
         suite(**{**flags, "model": (model,)}).run()
 
 
