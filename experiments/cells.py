@@ -14,6 +14,7 @@ checkpoint. A lock prevents two processes from training the same cell.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -87,6 +88,8 @@ class Cell(NamedTuple):
     # denoiser, and for models without this LayerNorm.
     at_embedding: Predictor | None = None
     loud: bool = False  # whether its tokens are scaled by `with_loud_tokens`
+    variant: Variant | None = None  # of the spec, with its precision
+    max_steps: int | None = None  # see `with_steps`; None as trained
 
 
 def digest(data: TaskData) -> str:
@@ -122,8 +125,7 @@ def train(
         hopfax.train.loop.DivergedError: Training diverged.
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
-    sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
-    built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
+    built = _built(spec, variant, data)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if partial.exists() or not folder.exists():
         with locked(partial):
@@ -141,7 +143,23 @@ def train(
     if restored is None:
         raise FileNotFoundError(f"{folder} has no parameters; delete the folder to train again")
     cell = Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
+    cell = cell._replace(variant=variant)
     return with_loud_tokens(cell) if variant.loud else cell
+
+
+def _built(spec: Spec, variant: Variant, data: TaskData) -> Trainable:
+    sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
+    return build(variant, data.spec, log_prior=log_prior(data), **sizes)
+
+
+def with_steps(cell: Cell, max_steps: int) -> Cell:
+    """Returns the trained model with another maximum number of Hopfield updates, 0 for none."""
+    assert cell.variant
+    options = {**cell.variant.options, "max_steps": max_steps}
+    built = _built(cell.spec, dataclasses.replace(cell.variant, options=options), cell.data)
+    predictor = make_predictor(built.model, sharding=cell.predictor.sharding)
+    changes = {"iterates": built.iterates, "max_steps": max_steps}
+    return cell._replace(model=built.model, predictor=predictor, **changes)
 
 
 def with_loud_tokens(cell: Cell) -> Cell:

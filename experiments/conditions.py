@@ -23,12 +23,12 @@ from experiments.cells import Cell, buckets, digest_of
 from experiments.rundir import identifier, write_whole
 from hopfax import text
 from hopfax.data import EVALUATION_SETS, Encoded, Example, evenly_spaced, read_evaluation_set
-from hopfax.data.batching import to_buckets
+from hopfax.data.batching import Bucket, to_buckets
 from hopfax.data.load import task_rows
 from hopfax.data.tokenize import encode
 from hopfax.text import Version, Victim
 from hopfax.text.hotflip import Form
-from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, predict
+from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, collect, predict
 from hopfax.train.metrics import scores
 from hopfax.train.white_box import white_box
 
@@ -76,6 +76,8 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
         key = {"condition": key, "denoiser": cell.denoiser}
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
+    if cell.max_steps is not None:
+        key = {"condition": key, "max_steps": cell.max_steps}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
     if path.exists():
         try:
@@ -183,13 +185,23 @@ class Gaussian:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
-        # differences between models stay paired.
-        noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
         # Memory at the site of the noise.
         predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
         predictor = predictor or cell.predictor
-        return predict_split(cell, cell.data.test, predictor, noise=noise)
+        return predict_split(cell, cell.data.test, predictor, noise=self.drawn(cell))
+
+    def drawn(self, cell: Cell) -> Noise | None:
+        """Returns the noise with its draws, None without noise.
+
+        Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
+        differences between models stay paired.
+        """
+        return self.noise._replace(seeds=cell.spec.seeds) if self.level else None
+
+    def collect(self, cell: Cell, fn: Callable[..., Any]) -> list[Any]:
+        """Applies a function to the reported texts, see `hopfax.train.evaluate.collect`."""
+        split = split_of(cell, cell.data.test)
+        return collect(cell.model, cell.params, split, fn, noise=self.drawn(cell))
 
 
 @dataclass(frozen=True)
@@ -366,10 +378,15 @@ def evaluation_sets(
 def predict_split(
     cell: Cell, rows: Encoded, predictor: Predictor, **options: Any
 ) -> CellPredictions:
-    """Predicts tokenized rows at the padded lengths of training; for the options see `predict`."""
+    """Predicts tokenized rows; for the options see `predict`."""
+    return CellPredictions(*predict(predictor, cell.params, split_of(cell, rows), **options))
+
+
+def split_of(cell: Cell, rows: Encoded) -> list[Bucket]:
+    """Returns tokenized rows at the padded lengths of training."""
     sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
     (split,) = buckets(cell.data, sizes["max_length"], rows, one_length=one_length)
-    return CellPredictions(*predict(predictor, cell.params, split, **options))
+    return split
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

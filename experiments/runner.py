@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
@@ -199,16 +199,17 @@ class Trial(NamedTuple):
 
 
 def measure(
-    config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None]
-) -> Mapping[str, Rows]:
-    """Trains and tests the model of a trial, see `Job`."""
+    config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None],
+    rows: Callable[..., Iterable[Mapping[str, Any]]] = conditions.rows,
+) -> Mapping[str, Rows]:  # fmt: skip
+    """Trains and tests the model of a trial, see `Job` and `conditions.rows`."""
     training = lambda share, **shown: on_progress(TRAINING * share, **shown)  # noqa: E731
     cell = open_cell(config, trial, data, on_progress=training)
     tests = list(product(trial.denoisers, trial.conditions))
     tested = {each: cells.with_denoiser(cell, each) for each in trial.denoisers}
     results = []
     for count, (denoiser, condition) in enumerate(tests, 1):
-        results += conditions.rows(tested[denoiser], condition, model=trial.model)
+        results += rows(tested[denoiser], condition, model=trial.model)
         on_progress(TRAINING + (1 - TRAINING) * count / len(tests))
     return {"results": results}
 

@@ -6,7 +6,7 @@ the help. `python -m experiments NAME` runs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -28,6 +28,7 @@ from experiments.settings import (
 )
 
 if TYPE_CHECKING:
+    from experiments.cells import Cell
     from experiments.conditions import Condition
     from experiments.report import Page
 
@@ -92,6 +93,12 @@ class Suite(Flags):
         """What to test under."""
         raise NotImplementedError
 
+    def rows(self, cell: Cell, condition: Condition, *, model: str) -> Iterable[dict[str, Any]]:
+        """Returns the rows of results.csv of a trained model under a condition."""
+        from experiments import conditions
+
+        return conditions.rows(cell, condition, model=model)
+
     def page(self, folder: Path) -> Page:
         """Returns the page of a run."""
         from experiments import gaussian
@@ -110,7 +117,7 @@ class Suite(Flags):
             for task in config.data.task
             for name, model in models.items()
         ]
-        jobs = runner.jobs(config, trials)
+        jobs = runner.jobs(config, trials, partial(runner.measure, rows=config.rows))
         trained = all((Path(self.runs) / "cells" / job.cell).exists() for job in jobs)
         if self.STARTS and not trained and self == type(self)(runs=self.runs):
             print(f"about {self.STARTS * runner.start_seconds(trials[0]):.0f} seconds", flush=True)

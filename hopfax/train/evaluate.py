@@ -1,6 +1,6 @@
 """Predictions of all seeds, with or without noise at a named site, and scores against noise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -80,6 +80,16 @@ class Predictor(NamedTuple):
     model: Functional[Encoder]
     sharding: Sharding | None
     run: Callable[..., tuple[Array, Array]]
+
+
+class Texts(NamedTuple):
+    """A batch of texts; `tokens` and `embeddings` are the vectors at the two sites of noise."""
+
+    ids: Int[Array, "texts tokens"]  # choices of an example are consecutive texts
+    mask: Bool[Array, "texts tokens"]
+    types: Int[Array, "texts tokens"]
+    tokens: Float[Array, "texts tokens width"]
+    embeddings: Float[Array, "texts tokens width"]
 
 
 class NoisyScore(NamedTuple):
@@ -250,12 +260,30 @@ def _predict_batch(
     chosen: Bool[Array, "batch choices tokens"] | None,  # where noise is added; None means all
 ) -> tuple[Float[Array, "batch outputs"], Float[Array, "4"]]:
     """Logits of one seed, and sums over real tokens: squared signal and noise, steps, queries."""
-    at_token, level, protocol = noise
     run = partial(apply, params)
-    ids, mask = texts_of(batch)
-    counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
     # In the dtype of the parameters, also with x64 enabled.
     table = params["tokens"]["embedding"]
+    texts, counted, powers = _disturb(run, table, root, batch, index, noise, chosen)
+    encoding = run(texts.embeddings, texts.mask, texts.types, method="encode")
+    logits = per_example(run(encoding.hidden, texts.mask, method="classify"), batch)
+    real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
+    counts = jnp.sum(jnp.where(real, encoding.num_steps, 0)), jnp.sum(real)
+    return logits, jnp.concatenate([powers, jnp.stack(counts).astype("float32")])
+
+
+def _disturb(
+    run: Callable[..., Any],
+    table: Array,
+    root: PRNGKeyArray,
+    batch: Batch,
+    index: Int[Array, " batch"],
+    noise: tuple[Array, Array, Array],
+    chosen: Array | None,
+) -> tuple[Texts, Bool[Array, "texts tokens"], Float[Array, "2"]]:
+    """Texts of a batch with noise, which tokens count, and their squared signal and noise."""
+    at_token, level, protocol = noise
+    ids, mask = texts_of(batch)
+    counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
     zeros = jnp.zeros((*ids.shape, table.shape[-1]), table.dtype)
     # Draws take a few percent of the time; clean inputs need none.
     draws = jax.lax.cond(level > 0, lambda: _draw(root, batch, index, zeros[0]), lambda: zeros)
@@ -280,11 +308,7 @@ def _predict_batch(
     types = run(ids, method="token_types")
     embeddings = run(tokens, types, method="embed")
     embeddings, of_embeddings = jax.lax.cond(at_token, keep, disturb, embeddings)
-    encoding = run(embeddings, mask, types, method="encode")
-    logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
-    real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
-    counts = jnp.sum(jnp.where(real, encoding.num_steps, 0)), jnp.sum(real)
-    return logits, jnp.concatenate([of_tokens + of_embeddings, jnp.stack(counts).astype("float32")])
+    return Texts(ids, mask, types, tokens, embeddings), counted, of_tokens + of_embeddings
 
 
 def _draw(root: PRNGKeyArray, batch: Batch, index: Int[Array, " batch"], like: Array) -> Array:
@@ -345,33 +369,9 @@ def predict(
         >>> predictions.logits.shape, bool((abs(predictions.snr_db) < 2).all())
         ((3, 8, 2), True)
     """
-    if not buckets:
-        raise ValueError("predict requires at least one row, got none")
-    noise = noise or Noise("embedding", "sigma", 0.0)
-    check_noise(noise)
-    at_token, protocol = noise.site == "token", np.int32(PROTOCOLS.index(noise.protocol))
-    added = tuple(map(jnp.asarray, (at_token, np.float32(noise.level), protocol)))
-    roots = _roots(noise, len(jax.tree.leaves(params)[0]))
-    index = np.concatenate([bucket.index for bucket in buckets])
-    order = np.argsort(index, kind="stable")
-    if chosen is not None:
-        sizes = len(roots), len(index), buckets[0].ids.shape[1]
-        check_shape((*sizes, *np.shape(chosen)[-1:]), chosen=chosen)
-        beyond = max(0, max(bucket.ids.shape[2] for bucket in buckets) - chosen.shape[3])
-        chosen = np.pad(chosen, ((0, 0), (0, 0), (0, 0), (0, beyond)))
-    pending = []
-    for bucket in buckets:
-        for rows, weights in eval_batches(bucket, batch_size=batch_size or rows_per_call(bucket)):
-            interrupt.check()
-            batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
-            if predictor.sharding:
-                batch = predictor.sharding.put_batch(batch)
-            part = None
-            if chosen is not None:
-                places = np.searchsorted(index[order], rows.index)
-                part = jnp.asarray(chosen[:, places, :, : rows.ids.shape[2]])
-            result = predictor.run(params, roots, batch, rows.index, added, part)
-            pending.append((weights > 0, *result))
+    calls = _calls(params, buckets, noise, batch_size, predictor.sharding, chosen)
+    pending = [(real, *predictor.run(params, *inputs)) for real, inputs in calls]
+    order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")
     logits = [np.asarray(part)[:, real] for real, part, _ in pending]
     counts = np.sum([np.asarray(part, np.float64) for *_, part in pending], axis=0)
     signal, noise_power, steps, queries = counts.T
@@ -383,6 +383,99 @@ def predict(
         snr_db=snr_db,
         num_steps=steps / queries,
     )
+
+
+def collect(
+    model: Functional[Encoder],
+    params: Params,
+    buckets: Sequence[Bucket],
+    fn: Callable[..., Any],
+    *,
+    noise: Noise | None = None,
+    batch_size: int | None = None,
+) -> list[Any]:
+    """Applies a function to every text, with the noise that `predict` adds.
+
+    Args:
+        model: A model.
+        params: Parameters stacked over any number of seeds.
+        buckets: See `predict`, as for `noise` and `batch_size`.
+        fn: `fn(run, clean, noisy)` returns a pytree of arrays `(texts, ...)`. `clean` and `noisy`
+            are `Texts` without and with noise, and `run(*inputs, method=name)` calls a method of
+            the model. It is compiled once for each function, padded length and batch size.
+        noise: The noise to add; None for none.
+        batch_size: Rows per call.
+
+    Returns:
+        The arrays of each batch, `(seeds, texts, ...)` without padding rows, in the order of
+        `buckets`.
+
+    Example:
+        >>> import jax
+        >>> import hopfax
+        >>> import numpy as np
+        >>> from hopfax.data import Bucket
+        >>> from hopfax.train.evaluate import collect
+        >>> ids = np.ones((8, 1, 4), int)
+        >>> rows = Bucket(ids, ids.sum(2), np.arange(8) % 2, np.arange(8))
+        >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
+        >>> params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
+        >>> def keys(run, clean, noisy):
+        ...     return run(noisy.embeddings, noisy.mask, method="encode").keys[0]
+        >>> [batch.shape for batch in collect(model, params, [rows], keys)]
+        [(3, 8, 4, 8)]
+    """
+    results = []
+    for real, inputs in _calls(params, buckets, noise, batch_size):
+        texts = np.repeat(real, inputs[1].ids.shape[1])
+        output = _collector(model.apply, fn)(params, *inputs)
+        results.append(jax.tree.map(lambda x, texts=texts: np.asarray(x)[:, texts], output))
+    return results
+
+
+@lru_cache(maxsize=8)
+def _collector(apply: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
+    def one(params: Params, root: Array, batch: Batch, index: Array, noise: Any, _: None) -> Any:
+        run, table = partial(apply, params), params["tokens"]["embedding"]
+        none = (noise[0], 0 * noise[1], noise[2])
+        clean, noisy = (_disturb(run, table, root, batch, index, n, None)[0] for n in (none, noise))
+        return fn(run, clean, noisy)
+
+    return jax.jit(jax.vmap(one, in_axes=(0, 0, None, None, None, None)))
+
+
+def _calls(
+    params: Params,
+    buckets: Sequence[Bucket],
+    noise: Noise | None,
+    batch_size: int | None,
+    sharding: Sharding | None = None,
+    chosen: np.ndarray | None = None,
+) -> Iterator[tuple[np.ndarray, tuple[Any, ...]]]:
+    """Yields which rows of a batch are real, and arguments of `_predict_batch` after `params`."""
+    if not buckets:
+        raise ValueError("buckets must have at least one row, got none")
+    noise = noise or Noise("embedding", "sigma", 0.0)
+    check_noise(noise)
+    at_token, protocol = noise.site == "token", np.int32(PROTOCOLS.index(noise.protocol))
+    added = tuple(map(jnp.asarray, (at_token, np.float32(noise.level), protocol)))
+    roots = _roots(noise, len(jax.tree.leaves(params)[0]))
+    index = np.sort(np.concatenate([bucket.index for bucket in buckets]))
+    if chosen is not None:
+        sizes = len(roots), len(index), buckets[0].ids.shape[1]
+        check_shape((*sizes, *np.shape(chosen)[-1:]), chosen=chosen)
+        beyond = max(0, max(bucket.ids.shape[2] for bucket in buckets) - chosen.shape[3])
+        chosen = np.pad(chosen, ((0, 0), (0, 0), (0, 0), (0, beyond)))
+    for bucket in buckets:
+        for rows, weights in eval_batches(bucket, batch_size=batch_size or rows_per_call(bucket)):
+            interrupt.check()
+            batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
+            batch = sharding.put_batch(batch) if sharding else batch
+            part = None
+            if chosen is not None:
+                places = np.searchsorted(index, rows.index)
+                part = jnp.asarray(chosen[:, places, :, : rows.ids.shape[2]])
+            yield weights > 0, (roots, batch, rows.index, added, part)
 
 
 def _roots(noise: Noise, count: int) -> Array:

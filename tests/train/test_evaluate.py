@@ -10,7 +10,15 @@ import tiny
 from hopfax.data.batching import to_buckets
 from hopfax.nn import with_memory
 from hopfax.train import evaluate
-from hopfax.train.evaluate import SITES, Noise, add_noise, make_predictor, predict, robustness
+from hopfax.train.evaluate import (
+    SITES,
+    Noise,
+    add_noise,
+    collect,
+    make_predictor,
+    predict,
+    robustness,
+)
 
 KEY = jax.random.key(0)
 
@@ -99,6 +107,19 @@ def test_the_memory_at_the_embedding_site_knows_the_token_types():
         for each, values in ((model, weights), (plain, without))
     )
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_a_collected_function_has_the_inputs_of_predictions():
+    def classify(run, *texts):
+        hidden = [run(x.embeddings, x.mask, x.types, method="encode").hidden for x in texts]
+        return jnp.stack([run(x, texts[0].mask, method="classify") for x in hidden], axis=1)
+
+    parts = collect(MODEL, params(), BUCKETS, classify, noise=NOISY, batch_size=8)
+    order = np.argsort(np.concatenate([bucket.index for bucket in BUCKETS]))
+    for place, noise in enumerate((None, NOISY)):
+        logits = np.concatenate(parts, axis=1)[:, order, place]
+        expected = predict(predictor, params(), BUCKETS, noise=noise, batch_size=8).logits
+        np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_seeds_draw_independently_and_as_if_alone():
