@@ -11,8 +11,9 @@ import pandas as pd
 from experiments import figures, gaussian, tidy
 from experiments.noise_stability import theory
 from experiments.pages.tables import CLAIMED, rows_of, table
-from experiments.pages.values import RESULTS, certified, claims, frame, scores, value
+from experiments.pages.values import RESULTS, certified, claims, frame, runs, scores, value
 from experiments.paper import paper_score
+from experiments.robertha import norms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,11 +31,12 @@ def drawn(function: Callable[[], Figure]) -> Callable[[], Figure]:
 
 
 @drawn
-def robertha_claims() -> Figure:
-    """The paper's differences beside ours; those without a verdict are gray, and come last."""
-    table = tidy.select(claims(), group="paper").sort_values("bold", ascending=False, kind="stable")
-    lines = table.subject + ": " + table.claim
-    return figures.forest(table.assign(line=lines, faint=~table.bold.astype(bool)), label="line")
+def robertha_norms() -> Figure:
+    """Predictions that noise on tokens of low, high or any norm turns wrong."""
+    rows = norms.intervals(pd.concat([frame("norms", run) for run in runs("norms")]), "flips")
+    rows = tidy.select(rows, protocol="per-token", corruption=norms.GROUPS)
+    axes = {"xlabel": "noise on a quarter of the tokens", "ylabel": "flips, %"}
+    return figures.facets(rows, x="noise", hue="corruption", col="subject", **axes)
 
 
 @drawn

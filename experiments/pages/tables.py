@@ -11,7 +11,8 @@ import pandas as pd
 
 from experiments import tidy
 from experiments.noise_stability import encoder, influence, outcomes, tail_mass, theory
-from experiments.pages.values import RESULTS
+from experiments.pages.values import RESULTS, WORDS, frame, runs
+from experiments.robertha import attractors, convergence, norms, spectra
 
 # Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
 CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
@@ -71,7 +72,28 @@ def encoders(minus: str = "") -> pd.DataFrame:
     return tidy.summarize(tidy.paired(rows, rows[rows.model == minus], on=[*keys, "seed"]))
 
 
+# Run's suite -> its claims about what the parts of Robertha do.
+CLAIMS = {
+    "norms": norms.claims,
+    "spectra": spectra.claims,
+    "convergence": convergence.claims,
+    "steps": convergence.claims_of_steps,
+    "attractors": attractors.claims,
+}
+
+
+def mechanism() -> pd.DataFrame:
+    """Claims of the published runs on tokens, keys, updates and attractors."""
+    parts = [
+        claims(frame(suite, run)).assign(suite=suite)
+        for suite, claims in CLAIMS.items()
+        for run in runs(suite)
+    ]
+    return pd.concat(parts).replace({"verdict": WORDS})
+
+
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
+    "mechanism": mechanism,
     "theory": lambda: rows_of("theory"),
     "formulas": lambda: theory.distances(rows_of("theory")),
     "ends": ends,

@@ -200,7 +200,7 @@ def certified(system: str) -> pd.Series:
 
 def runs(suite: str) -> dict[str, Any]:
     """Provenance of a command's published runs."""
-    return json.loads((RESULTS / "runs.json").read_text(encoding="utf-8"))[suite]
+    return json.loads((RESULTS / "runs.json").read_text(encoding="utf-8")).get(suite, {})
 
 
 def command(suite: str, run: str) -> str:
