@@ -50,8 +50,6 @@ LOOKS = {
     "stability_reg-negative": Look("#D55E00", "^", "--"),
     "trained": Look("#0072B2", "o", "-"),
     "random": Look("#8a8a8a", "s", "--"),
-    "untrained": Look("#8a8a8a", "s", "--"),
-    "heads": Look("#D55E00", "^", ":"),
     "nearest": Look("#009E73", "^", "-."),
     "measured": Look("#333333", "o", "none"),
 }

@@ -1,7 +1,6 @@
 """CPU optimizations that leave results unchanged; no effect on other devices.
 
-`python -m experiments.benchmarks cpu` measures them on your CPU. Small models with several seeds
-gain most.
+Small models with several seeds gain most.
 """
 
 import math

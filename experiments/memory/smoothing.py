@@ -264,16 +264,23 @@ def by_system(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(middle), pd.DataFrame(shares)
 
 
+def at_best(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns `by_system`, each system only at the SNR of its largest median radius."""
+    middle, shares = by_system(frame)
+    best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax()]
+    return best, best[GROUPS].merge(shares)
+
+
 def page(folder: Path) -> Page:
     """Returns the page of a run."""
-    middle, shares = by_system(pd.read_csv(folder / "results.csv"))
-    best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax(), GROUPS]
+    frame = pd.read_csv(folder / "results.csv")
+    (middle, _), (_, shares) = by_system(frame), at_best(frame)
     noise = middle.snr_db.map(pipeline.decibels).replace("none", "no noise")
     return Page(
         title="Certified accuracy with randomized smoothing",
         pictures={
             "smoothing": report.facets(
-                "Certified texts by radius, best SNRs", best.merge(shares), x="x", titles=SYSTEMS,
+                "Certified texts by radius, best SNRs", shares, x="x", titles=SYSTEMS,
                 xlabel="radius / RMS norm of a token", ylabel="texts certified, %", least_range=0.0,
             )
         },

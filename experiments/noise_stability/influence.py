@@ -318,18 +318,22 @@ def influential(frame: pd.DataFrame) -> pd.DataFrame:
     return counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
 
 
-def page(folder: Path) -> report.Page:
-    """The page of a run."""
-    frame = tidy.read(folder)
-    curves = with_weights(frame[frame.metric == "relative influence"])
-    curves["variance"] = curves.standard_error**2
-    lines = curves.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
+def curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns the influence by position with intervals, means over draws of random weights."""
+    rows = with_weights(rows).assign(variance=rows.standard_error**2)
+    lines = rows.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
         mean=("score", "mean"), variance=("variance", "sum"), count=("score", "size")
     )
     half = 1.96 * np.sqrt(lines.variance) / lines["count"]
+    return lines.assign(low=lines["mean"] - half, high=lines["mean"] + half)
+
+
+def page(folder: Path) -> report.Page:
+    """The page of a run."""
+    frame = tidy.read(folder)
     picture = report.facets(
         "Influence of a token by its position",
-        lines.assign(low=lines["mean"] - half, high=lines["mean"] + half), x="level", hue="weights",
+        curves(frame[frame.metric == "relative influence"]), x="level", hue="weights",
         col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
     )  # fmt: skip
     tenth = influential(frame).assign(part=f"positions with {INFLUENTIAL:.0%}")

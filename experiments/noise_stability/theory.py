@@ -43,13 +43,6 @@ MAP_TOKENS, MAP_RHO = 12, 0.01
 PROCESSES = ((0.0, 1.0, 1.0), (1.0, 1.0, 0.5), (-1.0, 2.0, 1.5))  # μ, σ, α
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the inputs' entries
 BOUND_TOKENS, BOUND_WIDTH = 4, 2
-UNITS = {
-    "ReLU": jax.nn.relu,
-    "GELU": jax.nn.gelu,
-    "tanh": jnp.tanh,
-    "step": lambda x: (x > 0).astype(x.dtype),
-    "square": jnp.square,
-}
 # Name -> identity scores, norm of W_V's columns.
 TRANSFORMERS = {
     "Eq. 8, γ = 1": (True, 1.0),
@@ -85,7 +78,6 @@ PANELS = {
     "transformer": Panel("Figure 10: transformer from ρ = 0.5", "layer", "stability", log=True),
     "lemma 11": Panel("Lemma 11, ReLU", "ρ (probability)", "stability"),
     "lemma 12": Panel("attention: bounds of the form of Lemma 12", "B", "stability / B²"),
-    "interval": Panel("stability between its moment bounds", "ρ", "position (0: lower, 1: upper)"),
 }
 
 
@@ -153,10 +145,6 @@ def drawn(table: pd.DataFrame) -> pd.DataFrame:
     half = stdtrit(table.num_examples.fillna(np.inf) - 1, 0.975) * table.standard_error
     ends = {"low": table.score - half, "high": table.score + half}
     points = table.assign(mean=table.score, **ends)
-    bounded, width = table.task == "interval", table.high - table.low
-    place = ((table.score - table.low) / width).where(width > 1e-9)
-    points["mean"] = points["mean"].where(~bounded, place)
-    points.loc[bounded, [*ends]] = np.nan
     lemma = table[table.task == "lemma 12"]
     lines = [
         lemma.assign(mean=np.nan, model=f"{name} bound", formula=lemma[end])
@@ -367,28 +355,6 @@ def lemma_12(key: jax.Array, budget: Budget) -> Tables:
     return [rows("lemma 12", "measured", BOUNDS, *measured, low=low, high=high)]
 
 
-def intervals(key: jax.Array, budget: Budget) -> Tables:
-    """Where common units lie between the bounds that their first two moments imply."""
-    # Moments are means over weighted points, exact but for rounding.
-    nodes, lengths = np.polynomial.legendre.leggauss(200)
-    points = np.concatenate([6 * (nodes - 1), 6 * (nodes + 1)])
-    density = np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)
-    weights = 6 * np.tile(lengths, 2) * density
-
-    def units(x: jax.Array) -> jax.Array:
-        return jnp.stack([unit(x[0]) for unit in UNITS.values()])
-
-    values = np.asarray(jax.jit(jax.vmap(units))(jnp.asarray(points)[:, None]), float)
-    settings: dict[str, Any] = {"num_samples": budget.num_samples, "per_output": True}
-    own, rhos, tables = jax.random.split(key, 4)[0], jnp.array(RHOS), []
-    measured = estimate(units, own, shape=(1,), rho=rhos, **settings)
-    for name, outputs, *ours in zip(UNITS, values.T, *(each.T for each in measured), strict=True):
-        moments = {"mean": float(weights @ outputs), "second_moment": float(weights @ outputs**2)}
-        low, high = formulas.moment_interval(rhos, **moments)
-        tables.append(rows("interval", name, RHOS, *ours, low=low, high=high))
-    return tables
-
-
 # Part of the run -> function of a key and a budget that measures a claim, number of its key.
 PARTS = {
     "single-layer attention": (attention, 2),
@@ -398,5 +364,4 @@ PARTS = {
     "deep transformers": (transformers, 7),
     "Lemma 11": (lemma_11, 8),
     "Lemma 12": (lemma_12, 9),
-    "bounds from two moments": (intervals, 3),
 }

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from experiments import figures, gaussian, tidy
-from experiments.noise_stability import theory
+from experiments.noise_stability import influence, theory
 from experiments.pages.tables import CLAIMED, rows_of, table
-from experiments.pages.values import RESULTS, certified, claims, frame, runs, scores, value
+from experiments.pages.values import claims, frame, runs, scores, smoothed, value
 from experiments.paper import paper_score
 from experiments.robertha import norms
 
@@ -140,22 +140,12 @@ def memory_attack() -> Figure:
 @drawn
 def memory_smoothing() -> Figure:
     """Shares of the texts whose label is certified, by radius, each method at its best SNR."""
-    rows = pd.read_csv(RESULTS / "data" / "memory-smoothing.csv").fillna({"snr_db": 0.0})
-    tables = []
-    for system in ("none", "noise-trained", "memory"):
-        part = tidy.select(rows, model=system, snr_db=certified(system).snr_db)
-        right = part.score.where(part.predicted == part.label, 0.0)
-        for radius in np.arange(0, 0.36, 0.01):
-            share = 100 * float((right >= max(radius, 1e-9)).mean())
-            tables.append(
-                {"model": system, "x": radius, "score": share, "low": share, "high": share}
-            )
     names = {
         "none": "smoothing",
         "noise-trained": "smoothing, trained with noise",
         "memory": "smoothing with memory",
     }
-    return shares(pd.DataFrame(tables), names, x="x", xlabel=RADIUS, ylabel="texts certified, %")
+    return shares(smoothed()[1], names, x="x", xlabel=RADIUS, ylabel="texts certified, %")
 
 
 TITLES = {
@@ -177,14 +167,9 @@ def noise_stability_theory() -> Figure:
 def noise_stability_influence() -> Figure:
     """Influence of each position on the output, with trained and with random weights."""
     rows = tidy.select(rows_of("influence"), metric="relative influence")
-    half, weights = 1.96 * rows.standard_error, rows.model.str.split(" ").str[0]
-    bands = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
-    curves = rows.assign(weights=weights, **bands).groupby(
-        ["corruption", "weights", "level"], sort=False, as_index=False
-    )[["mean", "low", "high"]].mean()  # fmt: skip
     return figures.facets(
-        curves, x="level", hue="weights", col="corruption", titles=TITLES, least_range=1.0,
-        xlabel="position of the token", ylabel="influence / mean over positions",
+        influence.curves(rows), x="level", hue="weights", col="corruption", titles=TITLES,
+        xlabel="position of the token", ylabel="influence / mean over positions", least_range=1.0,
     )  # fmt: skip
 
 

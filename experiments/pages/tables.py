@@ -31,14 +31,6 @@ def ends() -> pd.DataFrame:
     return table.assign(part=table.part.str.split(" ").str[0])
 
 
-def shares() -> pd.DataFrame:
-    """Number of tokens with a tenth of the influence on MiniLM, and the largest share of one."""
-    rows = tidy.select(rows_of("influence"), metric="relative influence", model="trained")
-    parts = rows.score / rows.groupby("corruption").score.transform("sum")
-    groups = parts.groupby(rows.corruption)
-    return groups.agg(tenth=lambda part: (part >= 0.1).sum(), largest="max").reset_index()
-
-
 def raised_layers() -> pd.DataFrame:
     """Influence of both ends on the layers of MiniLM whose states have a U-shape."""
     layers = tidy.select(rows_of("influence"), site="layer", model="trained")
@@ -98,7 +90,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "formulas": lambda: theory.distances(rows_of("theory")),
     "ends": ends,
     "juntas": lambda: influence.juntas(rows_of("influence")),
-    "shares": shares,
+    "influential": lambda: influence.influential(rows_of("influence")),
     "raised layers": raised_layers,
     "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),
     "bounds, fine-tuned": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm_sst2")),

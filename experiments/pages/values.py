@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import gaussian, report, tidy
-from experiments.paper import paper_score
-from hopfax.data.tasks import TASKS
+from experiments.memory import smoothing
 
 RESULTS = Path(__file__).parents[1] / "results"
 NOT_LEARNED, AT_BASELINE, UNTESTED = "not learned", "at baseline", "untested"
@@ -30,7 +28,6 @@ NEAR = 1.0  # points that a kept score may lose
 GLUE = dict.fromkeys(("cola", "mrpc", "rte", "wnli"), "seven_tasks") | {
     task: task for task in ("sst2", "stsb", "qqp", "mnli", "qnli")
 }
-SUPERGLUE = dict.fromkeys(("copa", "wic", "wsc"), "seven_tasks") | {"boolq": "boolq"}
 
 
 @functools.cache
@@ -65,32 +62,8 @@ def score(suite: str, run: str, model: str, **at: Any) -> float:
 
 def glue(model: str, **at: Any) -> float:
     """Mean over the nine tasks of GLUE, nan for a model that was not tested on all."""
-    return average(model, GLUE, **at)
-
-
-def superglue(model: str, **at: Any) -> float:
-    """Mean over four tasks of SuperGLUE, nan for a model that was not tested on all."""
-    return average(model, SUPERGLUE, **at)
-
-
-def average(model: str, tasks: Mapping[str, str], **at: Any) -> float:
-    """Mean over tasks, each with its run, nan for a model that was not tested on all."""
-    means = [score("robustness", run, model, task=task, **at) for task, run in tasks.items()]
+    means = [score("robustness", run, model, task=task, **at) for task, run in GLUE.items()]
     return float(np.mean(means))
-
-
-def learned(*models: str) -> dict[str, str]:
-    """Tasks that all models have learned, and their runs."""
-    return {
-        task: run
-        for task, run in {**GLUE, **SUPERGLUE}.items()
-        if all(is_learned("robustness", run, task, model) for model in models)
-    }
-
-
-def paper_average(model: str, tasks: Iterable[str], level: float = 0.0) -> float:
-    """The paper's mean over tasks at σ = `level`, nan where it lacks one."""
-    return float(np.mean([paper_score(TASKS[task].title, model, level) for task in tasks]))
 
 
 @functools.cache
@@ -187,15 +160,15 @@ def recovered(prior: str, task: str, share: float) -> float:
     return float(np.interp(share, rows.score, rows.snr_db))
 
 
+@functools.cache
+def smoothed() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Radii and shares of certified texts by system, each at its best SNR."""
+    return smoothing.at_best(pd.read_csv(RESULTS / "data" / "memory-smoothing.csv"))
+
+
 def certified(system: str) -> pd.Series:
     """The radius that half of the texts reach with the right label, at the best SNR."""
-    rows = pd.read_csv(RESULTS / "data" / "memory-smoothing.csv").fillna({"snr_db": 0.0})
-    rows = rows[rows.model == system]
-    radii = rows.assign(radius=rows.score.where(rows.predicted == rows.label, 0.0))
-    best = radii.groupby("snr_db").radius.median().idxmax()
-    radius = radii.radius[rows.snr_db == best].to_numpy()
-    low, high = tidy.bootstrap(len(radius), lambda units: np.median(radius[units]))
-    return pd.Series({"mean": np.median(radius), "low": low, "high": high, "snr_db": best})
+    return smoothed()[0].set_index("model").loc[system]
 
 
 def runs(suite: str) -> dict[str, Any]:
