@@ -203,6 +203,15 @@ def grid(
     return Table(["", *(_one_line(names.get(each, each)) for each in heads)], lines, caption)
 
 
+def verdicts(claims: pd.DataFrame) -> Table:
+    """Returns the table of `tidy.CLAIMS`."""
+    lines = [
+        [row.subject, row.claim, number(row.paper, 2), bracketed(row, 2), row.verdict]
+        for _, row in claims.iterrows()
+    ]
+    return Table(["", "claim", "paper", "measured", "verdict"], lines, f"{len(lines)} comparisons")
+
+
 def joined(names: Iterable[str]) -> str:
     """Such as "CoLA, MRPC and RTE"; "" without names."""
     *first, last = list(names) or [""]

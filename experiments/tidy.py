@@ -29,6 +29,7 @@ COLUMNS = (
     "task", "model", "denoiser", "corruption", "level", "site", "seed", "metric", "score",
     "num_examples", "snr_db",
 )  # fmt: skip
+CLAIMS = ("subject", "claim", "paper", "mean", "low", "high", "verdict")  # of a page's verdicts
 CHECKSUM = "results.csv.sha256"  # beside results.csv in runs, as sha256sum writes it
 CONFIDENCE = 0.95
 # With two seeds, Student's interval is very wide, or has no width by accident.
@@ -233,6 +234,14 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
     if high < 0:
         return "reversed"
     return "no difference" if high < half else "too weak to tell"
+
+
+def judged(claims: pd.DataFrame) -> pd.DataFrame:
+    """Returns `CLAIMS`; a missing verdict is that of the interval and the paper's effect."""
+    ends = claims[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
+    verdicts = pd.Series([verdict(*each) for each in ends], claims.index, dtype=object)
+    known = claims.get("verdict", verdicts).astype(object)
+    return claims.assign(verdict=known.fillna(verdicts))[[*CLAIMS]].reset_index(drop=True)
 
 
 def rejected(table: pd.DataFrame) -> pd.Series:

@@ -64,7 +64,7 @@ PANELS = {
     "own basin": Panel("Basins of patterns with their own attractor", RATIO, "radius",
                        connected=False),
     "attractors": Panel("Distinct attractors", RATIO, "share of patterns", connected=False),
-    "patterns": Panel("Stored patterns N", "width d", "log₂ N"),
+    "patterns": Panel("Stored patterns N", "width d", "log₂ N", formula="Ramsauer's bound"),
 }  # fmt: skip
 # Claim -> column of the spectrum, metric and level that correlate.
 PAIRS = {
@@ -247,18 +247,15 @@ def log2_capacity(width: int, *, scale: float, beta: float = 1.0, failure: float
 
 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
-    """Verdicts by the rules above: subject, claim, paper, mean, low, high, verdict."""
+    """Verdicts by the rules above, `tidy.CLAIMS`."""
     lines = []
     for subject, table in frame.groupby(subjects(frame), sort=False):
         scores = table.pivot(index="seed", columns=["metric", "level"], values="score")
         for claim, paper, statistic in statistics(table, scores):
             mean = statistic(np.arange(len(scores)))
-            low = high = np.nan
-            if np.isfinite(mean):
-                low, high = tidy.bootstrap(len(scores), statistic)
-            lines.append((subject, claim, paper, mean, low, high, tidy.verdict(low, high, paper)))
-    columns = ["subject", "claim", "paper", "mean", "low", "high", "verdict"]
-    return pd.DataFrame(lines, columns=columns)
+            ends = tidy.bootstrap(len(scores), statistic) if np.isfinite(mean) else (np.nan, np.nan)
+            lines.append((subject, claim, paper, mean, *ends))
+    return tidy.judged(pd.DataFrame(lines, columns=[*tidy.CLAIMS[:-1]]))
 
 
 def statistics(
@@ -300,42 +297,32 @@ def subjects(frame: pd.DataFrame) -> pd.Series:
 
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the panels show: medians and 95 % ranges over key sets, and formulas of capacity."""
+    """What the panels show: medians and 95 % ranges over key sets, and the bound of capacity."""
     shifted, lines = frame.metric == "distance", frame.metric.isin(["distance", "patterns"])
     score, x = frame.score.where(~shifted, frame.constant), frame.ratio.where(~lines, frame.level)
     table = frame.assign(
         subject=subjects(frame), group=x.where(lines, frame.model), score=score, x=x
     )
-    groups = table.groupby(["metric", "subject", "group"], sort=False)
-    points = groups[["score", "x", "bound"]].median().rename(columns={"score": "mean"})
-    ends = (
-        groups.score.quantile(np.array([0.025, 0.975])).unstack().set_axis(["low", "high"], axis=1)
+    points = table.groupby(["metric", "subject", "group"], sort=False, as_index=False).agg(
+        mean=("score", "median"),
+        low=("score", partial(pd.Series.quantile, q=0.025)),
+        high=("score", partial(pd.Series.quantile, q=0.975)),
+        x=("x", "median"),
+        formula=("bound", "median"),
     )
-    points = points.join(ends).reset_index().assign(formula=np.nan)
     capacities = points.metric == "patterns"
-    points.loc[~capacities, "x"] = np.log2(points.x[~capacities])
-    curves = points[capacities].assign(mean=np.nan)
-    bounds = curves.assign(subject="Ramsauer's bound, " + curves.subject, formula=curves.bound)
-    classical = curves.assign(subject="0.14 d", formula=np.log2(0.14 * curves.x))
-    formulas = pd.concat([bounds, classical]).drop_duplicates(["subject", "x"])
-    return pd.concat([points, formulas[formulas.formula >= 0]])
+    points["formula"] = points.formula.where(capacities & (points.formula >= 0))
+    return points.assign(x=points.x.where(capacities, np.log2(points.x)))
 
 
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    cells = [
-        [row.subject, row.claim, f"{row.paper:g}", report.bracketed(row, 2), row.verdict]
-        for _, row in claims(frame).iterrows()
-    ]
-    table = report.Table(
-        ["keys", "claim", "paper", "measured", "verdict"], cells,
-        f"Distances above `reconstruction_bound`: {frame.violations.sum():g}",
-    )  # fmt: skip
-    most = f"N at most {frame.num_examples.max():g}"
-    panels = report.panels(
-        f"Medians and 95 % ranges; {most}", drawn(frame), specs=PANELS,
-        col="metric", x="x", hue="subject",
-    )  # fmt: skip
-    pictures = {"attractors": panels}
-    return report.Page("Attractors, basins and capacity", pictures=pictures, tables=[table])
+    caption = (
+        f"Medians and 95 % ranges; N at most {frame.num_examples.max():g}; "
+        f"distances above `reconstruction_bound`: {frame.violations.sum():g}"
+    )
+    axes = {"col": "metric", "x": "x", "hue": "subject"}
+    pictures = {"attractors": report.panels(caption, drawn(frame), specs=PANELS, **axes)}
+    tables = [report.verdicts(claims(frame))]
+    return report.Page("Attractors, basins and capacity", pictures=pictures, tables=tables)

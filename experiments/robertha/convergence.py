@@ -230,27 +230,22 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_recovery(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns differences of low minus high norm, and correlations, mean over levels."""
+    """Returns differences of low minus high norm, mean over levels."""
     parts = []
     for name, side in SIDES.items():
         low, high = (tidy.scores(frame, f"{name}, {group} norm") for group in ("low", "high"))
-        measured = {"low - high norm": (side, tidy.paired(low, high, on=["model", *ON]))}
-        measured |= {
-            by: (-side, tidy.scores(frame, f"{name} {by}")) for by in ("by norm", "by SNR")
-        }
-        for kind, (sign, values) in measured.items():
-            table = tidy.summarize(tidy.average(values, "level"))
-            ends = zip(table.low, table.high, strict=True)
-            table["verdict"] = [tidy.verdict(*each, sign * 1e-9) for each in ends]  # no margin
-            parts.append(table.assign(name=name, kind=kind, paper=np.nan))
+        gaps = tidy.average(tidy.paired(low, high, on=["model", *ON]), "level")
+        parts.append(tidy.summarize(gaps).assign(name=name, side=side * 1e-9))  # no margin
     table = pd.concat(parts, ignore_index=True)
+    ends = table[["low", "high", "side"]].itertuples(index=False, name=None)
+    verdict = pd.Series([tidy.verdict(*each) for each in ends])
     places = zip(table.site, table.protocol, strict=True)
-    table["kind"] += [": " + gaussian.PANELS[each].replace("\n", " ") for each in places]
-    keys = pd.MultiIndex.from_frame(table[["task", "model", "kind"]])
-    holds, null = table.verdict == "holds", table.name == CONTROL
-    vacuous = holds & keys.isin(keys[holds & null]) & table.name.isin(DISTANCES)
-    table["verdict"] = table.verdict.mask(vacuous, "vacuous")
-    return table.assign(claim=table.name + ", " + table.kind)
+    panels = [gaussian.PANELS[each].replace("\n", " ") for each in places]
+    keys = pd.MultiIndex.from_frame(table[["task", "model", "site", "protocol"]])
+    holds = verdict == "holds"
+    vacuous = keys.isin(keys[holds & (table.name == CONTROL)]) & table.name.isin(DISTANCES)
+    claim = table.name + ", low - high norm: " + panels
+    return table.assign(claim=claim, paper=np.nan, verdict=verdict.mask(holds & vacuous, "vacuous"))
 
 
 BATCHES = (1, 32)

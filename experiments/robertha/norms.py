@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import conditions, figures, gaussian, report, runner, tidy
+from experiments import conditions, gaussian, report, runner, tidy
 from experiments.cells import Cell
 from experiments.conditions import CellPredictions
 from experiments.runner import Trial
@@ -63,12 +63,10 @@ TABLES_19_20 = {
     "STS-B": (36.8, 18.4, 3.8), "RTE": (23.8, 6.8, np.nan), "BoolQ": (23.0, 5.8, 3.1),
     "WiC": (39.2, 17.6, 4.3), "COPA": (18.5, 12.0, np.nan),
 }  # fmt: skip
-TABLE_16 = {LOWEST: (335, 0.96), "middle": (21_423, 1.31), HIGHEST: (8764, 1.64)}
-TABLE_17 = {
-    "not": 0.978, "never": 0.982, "only": 0.945, "some": 0.941, "all": 0.938, "excellent": 0.963,
-    "terrible": 0.958, "crucial": 0.971, "trillion": 1.786, "clockwise": 1.750, "whichever": 1.859,
-    "galaxy": 1.456,
-}  # fmt: skip
+WORDS = (  # of Table 17
+    "not", "never", "only", "some", "all", "excellent", "terrible", "crucial", "trillion",
+    "clockwise", "whichever", "galaxy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,11 +226,13 @@ def norms_of(cell: Cell) -> pd.DataFrame:
     of = {"count": ("norm", "size"), "mean": ("norm", "mean"), "std": ("norm", "std")}
     of["tokens"] = "share", "sum"  # in percent of the reported texts'
     for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts(known.norm))):
-        name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[*TABLE_16]).rename("name")
+        name = pd.cut(
+            own.norm, [-np.inf, *bounds, np.inf], labels=[LOWEST, "middle", HIGHEST]
+        ).rename("name")
         parts.append(own.groupby(name, observed=False).agg(**of).assign(kind=kind).reset_index())
     bins = known.groupby([pd.cut(known.norm, 40).rename("bin"), name], observed=True).agg(**of)
     parts.append(bins.reset_index("name").assign(kind="bin"))
-    named = every.reindex([*TABLE_17]).dropna().rename_axis("name").reset_index()
+    named = every.reindex([*WORDS]).dropna().rename_axis("name").reset_index()
     rank = [100 * np.mean(known.norm < norm) for norm in named.norm]
     parts.append(named.rename(columns={"norm": "mean"}).assign(kind="word", rank=rank))
     return pd.concat(parts)
@@ -274,14 +274,7 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
             half = np.hypot(ours[2] - ours[1], theirs[2] - theirs[1]) / 2
             value = ours[0] - theirs[0] + np.array([0, -half, half])
             add(title, "TinyBERT / encoder", tiny * high / low, value, *pair)
-    return pd.DataFrame(lines, columns=["subject", "claim", "paper", *ends, "verdict"])
-
-
-def snr() -> pd.DataFrame:
-    """Returns the SNR of Tables 1 and 18, which leaves out the width, and the true one in dB."""
-    table = pd.DataFrame(product((0.5, 1.0, 2.0, 5.0), (LOWEST, HIGHEST)), columns=["σ", "group"])
-    ratio = (np.array([TABLE_16[each][1] for each in table.group]) / table["σ"]) ** 2
-    return table.assign(**{"paper's SNR": ratio, "true SNR, dB": 10 * np.log10(ratio / WIDTH)})
+    return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 
 
 def page(folder: Path) -> report.Page:
@@ -291,38 +284,25 @@ def page(folder: Path) -> report.Page:
     norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
     shown = pd.concat([hit, table[table.corruption != RATIO]])
     shown["line"] = shown.subject + ", " + shown.corruption
-    groups = norms[norms.kind.isin(["paper", "used"])]
-    groups = groups[["subject", "kind", "name", "count", "mean", "std", "tokens"]]
-    groups[["paper count", "paper mean"]] = [TABLE_16[name] for name in groups.name]
-    words = norms[norms.kind == "word"][["subject", "name", "mean", "rank"]]
+    listed = norms[norms.kind != "bin"].drop(columns=["task", "model", "norm"], errors="ignore")
+    cells = listed.map(lambda x: x if isinstance(x, str) else report.number(x, 2 * bool(x % 1)))
     tables = [
-        _table("Verdicts at the strongest noise", claims(frame)),
+        report.verdicts(claims(frame)),
         *(
             report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
             for panel, rows in shown.groupby("panel", sort=False)
         ),
-        _table("Norms, paper's thresholds and used tokens", groups),
-        _table("Norms of words, rank in %", words.assign(paper=words.name.map(TABLE_17))),
-        _table("SNR of Tables 1 and 18", snr()),
+        report.Table([*cells], cells.to_numpy().tolist(), "Norms"),
     ]
-    of = {"count": "all tokens", "tokens": "in texts"}
-    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm"})
-    bins = bins.melt(["subject", "name", "norm"], [*of], "of", "mean")
-    bins["panel"] = bins.subject + ": " + bins["of"].map(of)
-    bins["mean"] *= 100 / bins.groupby("panel")["mean"].transform("sum")
-    bins[["low", "high", "formula"]] = np.nan
-    specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted({*bins.panel})}
+    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm", "tokens": "in texts"})
+    bins["all tokens"] = 100 * bins["count"] / bins.groupby("subject")["count"].transform("sum")
+    bins = bins.melt(["subject", "name", "norm"], ["all tokens", "in texts"], "of", "mean")
+    axes = {"x": "norm", "hue": "name", "row": "subject", "col": "of"}
+    labels = {"xlabel": "norm", "ylabel": "share, %"}
+    norms = report.facets("Norms", bins.assign(low=np.nan, high=np.nan), **axes, **labels)
     axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
     labels = {"xlabel": "noise on the group", "ylabel": "flips, %"}
-    groups, title = table[table.corruption.isin(GROUPS)], "Flips by norm of the noisy tokens"
-    pictures = {
-        "flips": report.facets("Right predictions that flip", groups, **axes, **labels),
-        "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
-    }
-    return report.Page(title, pictures=pictures, tables=tables)
-
-
-def _table(caption: str, frame: pd.DataFrame) -> report.Table:
-    """A frame as a table of a page."""
-    shown = frame.map(lambda x: x if isinstance(x, str) else report.number(x, 2 * bool(x % 1)))
-    return report.Table([*map(str, frame)], shown.to_numpy().tolist(), caption)
+    groups = table[table.corruption.isin(GROUPS)]
+    flips = report.facets("Right predictions that flip", groups, **axes, **labels)
+    pictures = {"flips": flips, "norms": norms}
+    return report.Page("Flips by norm of the noisy tokens", pictures=pictures, tables=tables)
