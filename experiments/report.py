@@ -58,7 +58,6 @@ def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
 
 
 forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
-heatmap = _picture(figures.heatmap)
 
 
 @dataclass(frozen=True)
