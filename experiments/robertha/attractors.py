@@ -61,8 +61,7 @@ RATIO = "log₂ λ₁/λ₂"
 PANELS = {
     "distance": Panel("Theorem 2: smallest constant C", "log₂ δ", "C", log=True),
     "basin": Panel("Theorem 3: basins of all patterns", RATIO, "radius", connected=False),
-    "own basin": Panel("Basins of patterns with their own attractor", RATIO, "radius",
-                       connected=False),
+    "own basin": Panel("Basins with one pattern", RATIO, "radius", connected=False),
     "attractors": Panel("Distinct attractors", RATIO, "share of patterns", connected=False),
     "patterns": Panel("Stored patterns N", "width d", "log₂ N", formula="Ramsauer's bound"),
 }  # fmt: skip
@@ -76,11 +75,11 @@ PAIRS = {
 
 
 class Budget(NamedTuple):
-    """Size of a run."""
+    """Size of a run; at most `most` patterns are stored."""
 
     num_sets: int
     directions: int
-    most: int  # patterns to store
+    most: int
 
 
 BUDGETS = {"smoke": Budget(3, 4, 32), "laptop": Budget(6, 16, 4096), "paper": Budget(30, 64, 16384)}
@@ -113,10 +112,7 @@ def run(config: Config) -> Path:
     if config.run:
         parts["trained keys"] = partial(rows, *trained_keys(config), budget)
     parts |= {f"capacity, K = {scale}": partial(capacity, scale, budget) for scale in WIDTHS}
-
-    def measure(part: Any, _: Any) -> dict[str, pd.DataFrame]:
-        return {"results": part().round(6)}
-
+    measure = lambda part, _: {"results": part().round(6)}  # noqa: E731
     jobs = [runner.Job(title, partial(measure, part)) for title, part in parts.items()]
     return runner.fill("attractors", config, jobs, page, plan=budget._asdict())
 
@@ -283,11 +279,9 @@ def statistics(
 
 def correlation(pairs: np.ndarray, chosen: np.ndarray) -> float:
     """Spearman's correlation of the chosen pairs; nan with fewer than three distinct values."""
-    pairs = pairs[:, chosen]
-    pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
-    if min(len(np.unique(each)) for each in pairs) < 3:
-        return np.nan
-    return float(np.corrcoef(rankdata(pairs, axis=1))[0, 1])
+    pairs = pairs[:, chosen][:, np.isfinite(pairs[:, chosen]).all(axis=0)]
+    few = min(len(np.unique(each)) for each in pairs) < 3
+    return np.nan if few else float(np.corrcoef(rankdata(pairs, axis=1))[0, 1])
 
 
 def subjects(frame: pd.DataFrame) -> pd.Series:

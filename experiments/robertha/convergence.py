@@ -63,10 +63,9 @@ class Iterated(Noisy):
     def names(self) -> Sequence[str]:
         """Models to train; raises a ValueError for others."""
         for name, each in self.encoder.models(names := super().names()).items():
-            kind = each.kind if each.kind == "robertha" else each.options.get("attention")
-            own = kind == "hopfield" or (
-                kind == "robertha" and find_preset(each.preset).scope == "query"
-            )
+            own = each.options.get("attention") == "hopfield"
+            if each.kind == "robertha":
+                own = find_preset(each.preset).scope == "query"
             if not own or each.options.get("max_steps", 2) < 2:
                 raise ValueError(f"--model must name models that iterate each query, got {name}")
         return names

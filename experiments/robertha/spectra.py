@@ -1,12 +1,11 @@
 """Key spectra of trained encoders: what ESR does to them, and whether they predict robustness.
 
 Verdicts: what ESR changes, paired by seed, and correlations over models are compared with the paper
-by `tidy.verdict`, whose margin is half of the paper's value. ESR reaches its target ("holds") if
-the interval of |H - α|, mean over texts and layers, is below `NEAR`. Over noise levels, effective
-rank and drop both grow with σ: a correlation that holds is "vacuous" if the one with the drop of
-other models holds too. Correlations over models compare them at the same noise, mean over levels; a
-point is a trained model, and intervals resample models with all their seeds. Models that have not
-learned the task are left out.
+by `tidy.verdict`. ESR reaches its target ("holds") if the interval of |H - α|, mean over texts and
+layers, is below `NEAR`. Over noise levels, effective rank and drop both grow with σ: a correlation
+that holds is "vacuous" if the one with the drop of other models holds too. Correlations over models
+compare them at the same noise, mean over levels; a point is a trained model, and intervals resample
+models with all their seeds. Models that have not learned the task are left out.
 """
 
 from __future__ import annotations
@@ -181,13 +180,9 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
 
     They are one coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
     """
-
-    def differences(values: np.ndarray) -> np.ndarray:
-        values = values if name == "pearson" else rankdata(values, axis=1)
-        table = values[:, :, None] - values[:, None]
-        return np.sign(table) if name == "kendall" else table
-
-    one, other = differences(x), differences(y)
+    tables = [x, y] if name == "pearson" else [rankdata(each, axis=1) for each in (x, y)]
+    tables = [each[:, :, None] - each[:, None] for each in tables]
+    one, other = map(np.sign, tables) if name == "kendall" else tables
     with np.errstate(invalid="ignore"):
         norms = (one**2).sum((1, 2)) * (other**2).sum((1, 2))
         return (one * other).sum((1, 2)) / np.sqrt(norms)

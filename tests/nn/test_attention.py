@@ -330,16 +330,13 @@ def test_layers_take_and_return_arrays_and_without_a_mask_all_tokens_are_real(x,
     assert layer(x[:, :0], MASK[:, :0]).shape == (2, 0, WIDTH)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
+def test_only_queries_that_iterate_alone_are_retrieved():
+    for model, message in (
         (nn.tinybert, "requires Hopfield attention, got softmax attention"),
         (partial(robertha, max_steps=0), "max_steps must be >= 1, got 0"),
         (partial(robertha, preset="algorithm"), "requires scope=\"query\", got 'text'"),
-    ],
-)
-def test_only_queries_that_iterate_alone_are_retrieved(model, message):
-    model = model(3, 2, width=4, ff_width=4, num_layers=1, max_length=5)
-    params = model.init(jax.random.key(0))
-    with pytest.raises(ValueError, match=message):
-        model.apply(params, jnp.ones((2, 5, 4)), jnp.asarray(MASK), method="retrieve")
+    ):
+        model = model(3, 2, width=4, ff_width=4, num_layers=1, max_length=5)
+        inputs = jnp.ones((2, 5, 4)), jnp.asarray(MASK)
+        with pytest.raises(ValueError, match=message):
+            model.apply(model.init(jax.random.key(0)), *inputs, method="retrieve")
