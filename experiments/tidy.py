@@ -236,14 +236,6 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
     return "no difference" if high < half else "too weak to tell"
 
 
-def judged(claims: pd.DataFrame) -> pd.DataFrame:
-    """Returns `CLAIMS`; a missing verdict is that of the interval and the paper's effect."""
-    ends = claims[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
-    verdicts = pd.Series([verdict(*each) for each in ends], claims.index, dtype=object)
-    known = claims.get("verdict", verdicts).astype(object)
-    return claims.assign(verdict=known.fillna(verdicts))[[*CLAIMS]].reset_index(drop=True)
-
-
 def rejected(table: pd.DataFrame) -> pd.Series:
     """Whether each mean differs from zero after Holm's correction for all rows.
 

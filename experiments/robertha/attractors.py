@@ -250,8 +250,8 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
         for claim, paper, statistic in statistics(table, scores):
             mean = statistic(np.arange(len(scores)))
             ends = tidy.bootstrap(len(scores), statistic) if np.isfinite(mean) else (np.nan, np.nan)
-            lines.append((subject, claim, paper, mean, *ends))
-    return tidy.judged(pd.DataFrame(lines, columns=[*tidy.CLAIMS[:-1]]))
+            lines.append((subject, claim, paper, mean, *ends, tidy.verdict(*ends, paper)))
+    return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 
 
 def statistics(

@@ -212,26 +212,28 @@ def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float,
 
 
 def judged(*tables: pd.DataFrame) -> pd.DataFrame:
-    """Returns claims; tables have task, claim, paper, mean, low, high, and perhaps a condition.
+    """Returns `tidy.CLAIMS` of tables with task, paper, mean, ends, and perhaps a condition.
 
-    Claims without the paper's number and without a verdict are dropped.
+    Where a verdict is missing, it is that of `tidy.verdict`; claims without either are dropped.
     """
     table = pd.concat(tables, ignore_index=True)
     table = table.reindex(columns=[*dict.fromkeys([*table, "model", "level", "verdict"])])
-    table = table[table.paper.notna() | table.verdict.notna()]
+    table = table[table.paper.notna() | table.verdict.notna()].reset_index(drop=True)
     named = gaussian.titles(table.task.unique(), table.model.dropna().unique())
-    models = (", " + table.model.map(named)).fillna("")
     noise = ["" if np.isnan(x) else f", {gaussian.noise_label('sigma', x)}" for x in table.level]
-    return tidy.judged(
-        table.assign(subject=table.task.map(named) + models, claim=table.claim + noise)
-    )
+    ends = table[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
+    verdicts = pd.Series([tidy.verdict(*each) for each in ends], dtype=object)
+    table["subject"] = table.task.map(named) + (", " + table.model.map(named)).fillna("")
+    table["verdict"] = table.verdict.astype(object).fillna(verdicts)
+    return table.assign(claim=table.claim + noise)[[*tidy.CLAIMS]]
 
 
 def page(
     title: str, table: pd.DataFrame, claims: pd.DataFrame, x: str = "noise", xlabel: str = "noise"
 ) -> report.Page:
     """Returns a page of claims and of lines: a row of panels a `metric`, a column a `panel`."""
-    table, titles = table.drop(columns="paper"), gaussian.titles(table.task, table.model)
+    titles = gaussian.titles(table.task, table.model)
+    table = table.drop(columns="paper", errors="ignore")
     panels: Any = {"row": "metric", "col": "panel", "x": x, "xlabel": xlabel, "titles": titles}
     panels |= {"ylabel": "", "least_range": 1e-3}
     pictures = {

@@ -213,9 +213,9 @@ class Hyperparameters(Noisy):
 
     def page(self, folder: Path) -> Page:
         """Adds scores by ESR's weight and target."""
-        from experiments.robertha import sweep
+        from experiments.robertha import contrasts
 
-        return sweep.page(folder, self.encoder.models(self.names()))
+        return contrasts.sweep(folder, self.encoder.models(self.names()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import gaussian, report, tidy
 from experiments.models import variant
-from experiments.robertha import contrasts, sweep
+from experiments.robertha import contrasts
 from experiments.robertha.contrasts import Contrast
 from experiments.robertha.suites import SUITES
 
@@ -70,8 +70,10 @@ def test_weights_and_targets_that_vary_together_have_a_figure(tmp_path):
     rows = [{"model": name, "seed": seed, "score": 70.0 + place}
             for place, name in enumerate(names) for seed in range(3)]  # fmt: skip
     write(tmp_path, [*rows, {**rows[0], "metric": "constant", "score": 50.0}])
-    assert len(sweep.page(tmp_path, {each: variants[each] for each in names[:3]}).pictures) == 1
-    axes = sweep.page(tmp_path, variants).pictures["grid"].figure.axes[0]
+    assert (
+        len(contrasts.sweep(tmp_path, {each: variants[each] for each in names[:3]}).pictures) == 1
+    )
+    axes = contrasts.sweep(tmp_path, variants).pictures["grid"].figure.axes[0]
     assert [line.get_ydata().tolist() for line in axes.lines[::2]] == [[70, 71], [72, 73]]
 
 
