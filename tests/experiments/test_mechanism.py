@@ -197,15 +197,18 @@ def test_wrong_models_and_groups_without_tokens_are_refused_before_training(flag
         norms.TESTS[0][0].chosen(empty)
 
 
-@pytest.mark.parametrize("name", ["norms", "spectra", "convergence", "steps"])
-def test_a_suite_writes_its_page_and_claims(flags, cell, name, monkeypatch):
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda flags: norms.run(norms.Config(**flags)),
+        lambda flags: spectra.Spectra(**flags, noise=FEW).run(),
+        lambda flags: convergence.Convergence(**flags, noise=FEW).run(),
+        lambda flags: convergence.Steps(**flags, noise=FEW, steps=(0, 1)).run(),
+    ],
+    ids=["norms", "spectra", "convergence", "steps"],
+)
+def test_a_suite_writes_its_page_and_claims(flags, cell, run, monkeypatch):
     monkeypatch.setattr(norms, "TESTS", norms.TESTS[3:5])
-    if name == "norms":
-        folder = norms.run(norms.Config(**flags))
-    elif name == "steps":
-        folder = convergence.Steps(**flags, noise=FEW, steps=(0, 1)).run()
-    else:
-        suite = {"spectra": spectra.Spectra, "convergence": convergence.Convergence}[name]
-        folder = suite(**flags, noise=FEW).run()
+    folder = run(flags)
     assert {*tidy.read(folder).model} == {"robertha"}
     assert "comparisons" in (folder / "report.html").read_text()
