@@ -28,7 +28,7 @@ which a set retrieves all that are tried do not count. It should exceed the boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,9 +144,7 @@ def variance(keys: Float[Array, "*sets keys width"]) -> Float[Array, "*sets"]:
     return jnp.sum(jnp.var(keys, axis=-2), axis=-1)
 
 
-def rows(
-    task: str, names: np.ndarray, keys: Array, sharpness: float, budget: Budget
-) -> pd.DataFrame:
+def rows(task: str, names: Any, keys: Array, sharpness: float, budget: Budget) -> pd.DataFrame:
     """Rows of results.csv of key sets."""
     draws = jax.random.split(jax.random.key(1), len(keys))
     one = partial(measured, beta=sharpness, directions=budget.directions)
@@ -254,9 +252,7 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 
 
-def statistics(
-    table: pd.DataFrame, scores: pd.DataFrame
-) -> Iterator[tuple[str, float, Callable[[np.ndarray], float]]]:
+def statistics(table: pd.DataFrame, scores: pd.DataFrame) -> Iterator[tuple[str, float, Any]]:
     """Claims of a subject, the paper's numbers, and functions of the chosen key sets."""
     if "patterns" in scores:
         bits, bounds = scores["patterns"], table.groupby("level").bound.first()
@@ -293,10 +289,9 @@ def subjects(frame: pd.DataFrame) -> pd.Series:
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """What the panels show: medians and 95 % ranges over key sets, and the bound of capacity."""
     shifted, lines = frame.metric == "distance", frame.metric.isin(["distance", "patterns"])
-    score, x = frame.score.where(~shifted, frame.constant), frame.ratio.where(~lines, frame.level)
-    table = frame.assign(
-        subject=subjects(frame), group=x.where(lines, frame.model), score=score, x=x
-    )
+    x = frame.ratio.where(~lines, frame.level)
+    table = frame.assign(subject=subjects(frame), group=x.where(lines, frame.model), x=x)
+    table["score"] = table.score.where(~shifted, table.constant)
     points = table.groupby(["metric", "subject", "group"], sort=False, as_index=False).agg(
         mean=("score", "median"),
         low=("score", partial(pd.Series.quantile, q=0.025)),
@@ -312,10 +307,8 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    caption = (
-        f"Medians and 95 % ranges; N at most {frame.num_examples.max():g}; "
-        f"distances above `reconstruction_bound`: {frame.violations.sum():g}"
-    )
+    most, beyond = frame.num_examples.max(), frame.violations.sum()
+    caption = f"N at most {most:g}, distances above `reconstruction_bound`: {beyond:g}"
     axes = {"col": "metric", "x": "x", "hue": "subject"}
     pictures = {"attractors": report.panels(caption, drawn(frame), specs=PANELS, **axes)}
     tables = [report.verdicts(claims(frame))]

@@ -120,9 +120,7 @@ class Convergence(Iterated):
         parts = {f"steps, layer {n:.0f}": (rows, "steps") for n, rows in frame.groupby("layer")}
         parts |= {name: (frame, name) for name in ("failures, %", *DISTANCES)}
         scores = [tidy.scores(*each).assign(metric=name) for name, each in parts.items()]
-        return page(
-            "Convergence of retrieval", gaussian.lines(pd.concat(scores), {}), claims(frame)
-        )
+        return page("Convergence", gaussian.lines(pd.concat(scores), {}), claims(frame))
 
 
 def counts(run: Callable[..., Any], clean: Texts, noisy: Texts) -> tuple[jax.Array, ...]:
@@ -181,11 +179,7 @@ def tokens(batches: Iterable[dict[str, np.ndarray]], separator: int | None) -> l
 
 
 def recovered(tokens: pd.DataFrame) -> dict[str, float]:
-    """Returns means over all tokens and groups, and correlations, see the module.
-
-    Raises:
-        ValueError: No text has the four tokens that make a quarter.
-    """
+    """Returns means over all tokens and groups, and correlations; refuses short texts."""
     texts = tokens.groupby("text")
     rank, count = texts.norm.rank(method="first"), texts.norm.transform("size")
     groups = {"low norm": rank <= count // 4, "high norm": rank > count - count // 4}
@@ -255,10 +249,8 @@ class Steps(Iterated):
     whose models to test; they are not trained again.
 
     Expected: gains are below the paper's, and as large without noise. Beyond convergence, a larger
-    T changes neither scores nor times, as the loop ends.
-
-    Times are those of the encoder on 32 clean texts, one by one and together, padded to the
-    longest; models take turns.
+    T changes neither scores nor times, as the loop ends. Times are those of the encoder on 32 clean
+    texts, one by one and together, padded to the longest; models take turns.
     """
 
     NAME = "steps"
@@ -279,9 +271,8 @@ class Steps(Iterated):
         assert isinstance(condition, Gaussian)
         models = {steps: cells.with_steps(cell, steps) for steps in sorted({0, *self.steps})}
         row: dict[str, Any] = {}
-        for (steps, each), noise in product(
-            models.items(), super().conditions(cell.data.spec.name)
-        ):
+        conditions = super().conditions(cell.data.spec.name)
+        for (steps, each), noise in product(models.items(), conditions):
             for row in super().rows(each, noise, model=model):
                 yield {**row, "T": steps}
         row |= {**asdict(condition), "seed": cell.spec.seeds[0], "corruption": "none"}

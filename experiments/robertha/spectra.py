@@ -54,7 +54,8 @@ class Spectra(Noisy):
 
     Paper: Podasca and Das (2026), Figure 6, Tables 27 to 30. Claims: ESR brings the normalized
     entropy of the keys near α = 0.35 (0.459 on GLUE, 0.612 without ESR); under noise, effective
-    rank and the drop of the score grow together (Pearson 0.98 on SST-2).
+    rank and the drop of the score grow together (Pearson 0.98 on SST-2). Spectra are those of a
+    text's keys, of all heads together; values are means over texts.
 
     Command: `python -m experiments spectra --task sst2 --data-dir DIR`, with the flags of the
     `robustness` or `fine-tuning` run whose models to measure; they are not trained again.
@@ -62,8 +63,6 @@ class Spectra(Noisy):
     Expected: ESR lowers the entropy, but at λ = 0.05 not to its target. Over noise levels, the rank
     of one model correlates as well with the drop of another; at the same noise, rank and drop of
     models have no detectable relation.
-
-    Spectra are those of a text's keys, of all heads together; values are means over texts.
     """
 
     NAME = "spectra"
