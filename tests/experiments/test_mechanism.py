@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import pandas as pd
 import pytest
+from nn import slow
 
 from experiments import cells, conditions, report, runner, tidy
 from experiments.models import variant
@@ -105,22 +106,17 @@ def test_spectra_and_counts_are_those_of_each_text(flags, cell):
     for seed, number in enumerate(cell.spec.seeds):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], cell.params)
         encoding = cell.model.apply(params, cell.data.test.ids[:, 0], mask).encoding
-        keys = [np.asarray(encoding.keys[0, row, :n]) for row, n in enumerate(lengths[:, 0])]
-        entropy = np.array([oracles.eigen_entropy(each) for each in keys])
         counts, converged = (
             np.asarray(x)[0].swapaxes(1, 2)[mask] for x in (encoding.num_steps, encoding.converged)
         )
-        expected = {
-            "effective rank": np.mean([oracles.effective_rank(each) for each in keys]),
-            "entropy": entropy.mean(),
-            "Gini": np.mean([oracles.gini(each) for each in keys]),
-            "distance from α": np.abs(entropy - 0.35).mean(),
-        }
-        values = counts.mean(), counts.std(), counts.min(), counts.max(), 100 * (~converged).mean()
-        values = *values, 2 * counts.mean(), counts.size
-        expected |= dict(zip(convergence.METRICS, values, strict=True))
-        measured = [rows[name, number] for name in expected]
-        np.testing.assert_allclose(measured, [*expected.values()], rtol=1e-2)
+        ends = counts.mean(), counts.std(), counts.min(), counts.max(), 100 * (~converged).mean()
+        counted = *ends, 2 * counts.mean(), counts.size
+        measures = oracles.effective_rank, oracles.eigen_entropy, oracles.gini
+        keys = [np.asarray(encoding.keys[0, row, :n]) for row, n in enumerate(lengths[:, 0])]
+        values = np.array([[measure(each) for measure in measures] for each in keys])
+        expected = *values.mean(0), np.abs(values[:, 1] - 0.35).mean(), *counted
+        names = *spectra.METRICS, *convergence.METRICS
+        np.testing.assert_allclose([rows[each, number] for each in names], expected, rtol=1e-2)
 
 
 def test_recovery_is_the_distance_of_the_retrieved_state(cell):
@@ -128,16 +124,13 @@ def test_recovery_is_the_distance_of_the_retrieved_state(cell):
     (values,), (texts,) = (NOISY.collect(cell, fn) for fn in (convergence.recovery, inputs))
     block = jax.tree.map(lambda leaf: leaf[0], cell.params["blocks"][0])
     row, length = 3, int(values["real"][0, 3].sum())
-
-    def project(x, name):
-        centered = x - x.mean(-1, keepdims=True)
-        normed = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
-        normed = normed * block["attention_norm"]["scale"] + block["attention_norm"]["bias"]
-        layer = block["attention"][name]
-        return np.asarray(normed @ layer["kernel"] + layer["bias"]).reshape(length, 2, -1)
-
-    clean, noisy = (x[0, row, :length].astype(np.float64) for x in texts)
-    query, moved, keys = project(clean, "query"), project(noisy, "query"), project(noisy, "key")
+    clean, noisy = (
+        slow.norm(block["attention_norm"], x[0, row, :length].astype(np.float64)) for x in texts
+    )
+    query, moved, keys = (
+        slow.project(block["attention"], name, x).reshape(length, 2, -1)
+        for name, x in (("query", clean), ("query", noisy), ("key", noisy))
+    )
     state, beta = np.empty_like(moved), 15 / keys.shape[-1] ** 0.5
     for token, head in np.ndindex(length, 2):
         state[token, head] = oracles.retrieve(moved[token, head], keys[:, head], beta)[0]
