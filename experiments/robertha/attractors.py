@@ -247,8 +247,10 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
         scores = table.pivot(index="seed", columns=["metric", "level"], values="score")
         for claim, paper, statistic in statistics(table, scores):
             mean = statistic(np.arange(len(scores)))
-            ends = tidy.bootstrap(len(scores), statistic) if np.isfinite(mean) else (np.nan, np.nan)
-            lines.append((subject, claim, paper, mean, *ends, tidy.verdict(*ends, paper)))
+            low = high = np.nan
+            if np.isfinite(mean):
+                low, high = tidy.bootstrap(len(scores), statistic)
+            lines.append((subject, claim, paper, mean, low, high, tidy.verdict(low, high, paper)))
     return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 
 

@@ -245,7 +245,7 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
 
     def add(subject: Any, claim: str, paper: float, value: Any, *models: Any) -> None:
         effect, shown = (np.log(paper), np.exp(value)) if "/" in claim else (paper, value)
-        verdict = "undefined" if np.isnan(value[0]) else tidy.verdict(*value[1:], effect)
+        verdict = "undefined" if np.isnan(value[0]) else tidy.verdict(value[1], value[2], effect)
         verdict = "not learned" if unlearned & {*models} else verdict
         lines.append((subject, claim, paper, *shown, verdict))
 

@@ -187,7 +187,7 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
         return (one * other).sum((1, 2)) / np.sqrt(norms)
 
 
-def over_levels(ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool) -> pd.Series:
+def over_levels(ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool) -> Any:
     """Returns a correlation over levels, mean over models, with its interval over seeds.
 
     With `others`, the drop is that of another model.
