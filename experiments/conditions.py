@@ -193,8 +193,7 @@ class Gaussian:
     def drawn(self, cell: Cell) -> Noise | None:
         """Returns the noise with its draws, None without noise.
 
-        Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
-        differences between models stay paired.
+        Seeds draw independently, models share them: intervals and paired differences are honest.
         """
         return self.noise._replace(seeds=cell.spec.seeds) if self.level else None
 

@@ -213,32 +213,6 @@ def forest(
     return figure
 
 
-def heatmap(table: pd.DataFrame, *, x: str, y: str, col: str, mark: tuple[float, float]) -> Figure:
-    """Means as colored cells, one panel per value of `col`; a frame around (x, y) = `mark`."""
-    from matplotlib.patches import Rectangle
-
-    xs, ys = sorted(table[x].unique()), sorted(table[y].unique())
-    cols, (low, high) = _values(table, col), _range(table, MIN_RANGE)
-    ticks = {"xticks": np.arange(len(xs)) + 0.5, "xticklabels": [f"{each:g}" for each in xs]}
-    ticks |= {"yticks": np.arange(len(ys)) + 0.5, "yticklabels": [f"{each:g}" for each in ys]}
-    with _figure((1 + 0.62 * len(xs) * len(cols), 1.3 + 0.42 * len(ys))) as figure:
-        grid = figure.subplots(1, len(cols), squeeze=False, sharex=True, sharey=True)[0]
-        for axes, of_col in zip(grid, cols, strict=True):
-            means = _where(table, col, of_col).pivot(index=y, columns=x, values="mean")
-            means = means.reindex(index=ys, columns=xs).to_numpy()
-            # Not imshow, whose image the page's SVG does not keep.
-            axes.pcolormesh(means, cmap="Blues", vmin=low, vmax=high)
-            for (j, i), mean in np.ndenumerate(means):
-                color = "white" if mean > (low + high) / 2 else INK
-                text = f"{mean:.1f}" if np.isfinite(mean) else ""
-                axes.text(i + 0.5, j + 0.5, text, ha="center", va="center", color=color, size=9)
-                if (xs[i], ys[j]) == mark:
-                    axes.add_patch(Rectangle((i, j), 1, 1, fill=False, ec="#D55E00", lw=3))
-            axes.set(title=of_col, xlabel=x, ylabel=y, **ticks)
-            axes.label_outer()
-    return figure
-
-
 class Panel(NamedTuple):
     """A panel with separate axes."""
 

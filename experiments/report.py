@@ -58,7 +58,6 @@ def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
 
 
 forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
-heatmap = _picture(figures.heatmap)
 
 
 @dataclass(frozen=True)
@@ -201,6 +200,15 @@ def grid(
         for each in table[line].unique()
     ]
     return Table(["", *(_one_line(names.get(each, each)) for each in heads)], lines, caption)
+
+
+def verdicts(claims: pd.DataFrame) -> Table:
+    """Returns the table of `tidy.CLAIMS`."""
+    lines = [
+        [row.subject, row.claim, number(row.paper, 2), bracketed(row, 2), row.verdict]
+        for _, row in claims.iterrows()
+    ]
+    return Table(["", "claim", "paper", "measured", "verdict"], lines, f"{len(lines)} comparisons")
 
 
 def joined(names: Iterable[str]) -> str:

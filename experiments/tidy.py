@@ -29,6 +29,7 @@ COLUMNS = (
     "task", "model", "denoiser", "corruption", "level", "site", "seed", "metric", "score",
     "num_examples", "snr_db",
 )  # fmt: skip
+CLAIMS = ("subject", "claim", "paper", "mean", "low", "high", "verdict")  # of a page's verdicts
 CHECKSUM = "results.csv.sha256"  # beside results.csv in runs, as sha256sum writes it
 CONFIDENCE = 0.95
 # With two seeds, Student's interval is very wide, or has no width by accident.

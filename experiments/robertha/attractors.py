@@ -28,7 +28,7 @@ which a set retrieves all that are tried do not count. It should exceed the boun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,10 +61,9 @@ RATIO = "log₂ λ₁/λ₂"
 PANELS = {
     "distance": Panel("Theorem 2: smallest constant C", "log₂ δ", "C", log=True),
     "basin": Panel("Theorem 3: basins of all patterns", RATIO, "radius", connected=False),
-    "own basin": Panel("Basins of patterns with their own attractor", RATIO, "radius",
-                       connected=False),
+    "own basin": Panel("Basins with one pattern", RATIO, "radius", connected=False),
     "attractors": Panel("Distinct attractors", RATIO, "share of patterns", connected=False),
-    "patterns": Panel("Stored patterns N", "width d", "log₂ N"),
+    "patterns": Panel("Stored patterns N", "width d", "log₂ N", formula="Ramsauer's bound"),
 }  # fmt: skip
 # Claim -> column of the spectrum, metric and level that correlate.
 PAIRS = {
@@ -76,11 +75,11 @@ PAIRS = {
 
 
 class Budget(NamedTuple):
-    """Size of a run."""
+    """Size of a run; at most `most` patterns are stored."""
 
     num_sets: int
     directions: int
-    most: int  # patterns to store
+    most: int
 
 
 BUDGETS = {"smoke": Budget(3, 4, 32), "laptop": Budget(6, 16, 4096), "paper": Budget(30, 64, 16384)}
@@ -113,10 +112,7 @@ def run(config: Config) -> Path:
     if config.run:
         parts["trained keys"] = partial(rows, *trained_keys(config), budget)
     parts |= {f"capacity, K = {scale}": partial(capacity, scale, budget) for scale in WIDTHS}
-
-    def measure(part: Any, _: Any) -> dict[str, pd.DataFrame]:
-        return {"results": part().round(6)}
-
+    measure = lambda part, _: {"results": part().round(6)}  # noqa: E731
     jobs = [runner.Job(title, partial(measure, part)) for title, part in parts.items()]
     return runner.fill("attractors", config, jobs, page, plan=budget._asdict())
 
@@ -148,9 +144,7 @@ def variance(keys: Float[Array, "*sets keys width"]) -> Float[Array, "*sets"]:
     return jnp.sum(jnp.var(keys, axis=-2), axis=-1)
 
 
-def rows(
-    task: str, names: np.ndarray, keys: Array, sharpness: float, budget: Budget
-) -> pd.DataFrame:
+def rows(task: str, names: Any, keys: Array, sharpness: float, budget: Budget) -> pd.DataFrame:
     """Rows of results.csv of key sets."""
     draws = jax.random.split(jax.random.key(1), len(keys))
     one = partial(measured, beta=sharpness, directions=budget.directions)
@@ -247,7 +241,7 @@ def log2_capacity(width: int, *, scale: float, beta: float = 1.0, failure: float
 
 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
-    """Verdicts by the rules above: subject, claim, paper, mean, low, high, verdict."""
+    """Verdicts by the rules above, `tidy.CLAIMS`."""
     lines = []
     for subject, table in frame.groupby(subjects(frame), sort=False):
         scores = table.pivot(index="seed", columns=["metric", "level"], values="score")
@@ -257,13 +251,10 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
             if np.isfinite(mean):
                 low, high = tidy.bootstrap(len(scores), statistic)
             lines.append((subject, claim, paper, mean, low, high, tidy.verdict(low, high, paper)))
-    columns = ["subject", "claim", "paper", "mean", "low", "high", "verdict"]
-    return pd.DataFrame(lines, columns=columns)
+    return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 
 
-def statistics(
-    table: pd.DataFrame, scores: pd.DataFrame
-) -> Iterator[tuple[str, float, Callable[[np.ndarray], float]]]:
+def statistics(table: pd.DataFrame, scores: pd.DataFrame) -> Iterator[tuple[str, float, Any]]:
     """Claims of a subject, the paper's numbers, and functions of the chosen key sets."""
     if "patterns" in scores:
         bits, bounds = scores["patterns"], table.groupby("level").bound.first()
@@ -286,11 +277,9 @@ def statistics(
 
 def correlation(pairs: np.ndarray, chosen: np.ndarray) -> float:
     """Spearman's correlation of the chosen pairs; nan with fewer than three distinct values."""
-    pairs = pairs[:, chosen]
-    pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
-    if min(len(np.unique(each)) for each in pairs) < 3:
-        return np.nan
-    return float(np.corrcoef(rankdata(pairs, axis=1))[0, 1])
+    pairs = pairs[:, chosen][:, np.isfinite(pairs[:, chosen]).all(axis=0)]
+    few = min(len(np.unique(each)) for each in pairs) < 3
+    return np.nan if few else float(np.corrcoef(rankdata(pairs, axis=1))[0, 1])
 
 
 def subjects(frame: pd.DataFrame) -> pd.Series:
@@ -300,42 +289,29 @@ def subjects(frame: pd.DataFrame) -> pd.Series:
 
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
-    """What the panels show: medians and 95 % ranges over key sets, and formulas of capacity."""
+    """What the panels show: medians and 95 % ranges over key sets, and the bound of capacity."""
     shifted, lines = frame.metric == "distance", frame.metric.isin(["distance", "patterns"])
-    score, x = frame.score.where(~shifted, frame.constant), frame.ratio.where(~lines, frame.level)
-    table = frame.assign(
-        subject=subjects(frame), group=x.where(lines, frame.model), score=score, x=x
+    x = frame.ratio.where(~lines, frame.level)
+    table = frame.assign(subject=subjects(frame), group=x.where(lines, frame.model), x=x)
+    table["score"] = table.score.where(~shifted, table.constant)
+    points = table.groupby(["metric", "subject", "group"], sort=False, as_index=False).agg(
+        mean=("score", "median"),
+        low=("score", partial(pd.Series.quantile, q=0.025)),
+        high=("score", partial(pd.Series.quantile, q=0.975)),
+        x=("x", "median"),
+        formula=("bound", "median"),
     )
-    groups = table.groupby(["metric", "subject", "group"], sort=False)
-    points = groups[["score", "x", "bound"]].median().rename(columns={"score": "mean"})
-    ends = (
-        groups.score.quantile(np.array([0.025, 0.975])).unstack().set_axis(["low", "high"], axis=1)
-    )
-    points = points.join(ends).reset_index().assign(formula=np.nan)
     capacities = points.metric == "patterns"
-    points.loc[~capacities, "x"] = np.log2(points.x[~capacities])
-    curves = points[capacities].assign(mean=np.nan)
-    bounds = curves.assign(subject="Ramsauer's bound, " + curves.subject, formula=curves.bound)
-    classical = curves.assign(subject="0.14 d", formula=np.log2(0.14 * curves.x))
-    formulas = pd.concat([bounds, classical]).drop_duplicates(["subject", "x"])
-    return pd.concat([points, formulas[formulas.formula >= 0]])
+    points["formula"] = points.formula.where(capacities & (points.formula >= 0))
+    return points.assign(x=points.x.where(capacities, np.log2(points.x)))
 
 
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    cells = [
-        [row.subject, row.claim, f"{row.paper:g}", report.bracketed(row, 2), row.verdict]
-        for _, row in claims(frame).iterrows()
-    ]
-    table = report.Table(
-        ["keys", "claim", "paper", "measured", "verdict"], cells,
-        f"Distances above `reconstruction_bound`: {frame.violations.sum():g}",
-    )  # fmt: skip
-    most = f"N at most {frame.num_examples.max():g}"
-    panels = report.panels(
-        f"Medians and 95 % ranges; {most}", drawn(frame), specs=PANELS,
-        col="metric", x="x", hue="subject",
-    )  # fmt: skip
-    pictures = {"attractors": panels}
-    return report.Page("Attractors, basins and capacity", pictures=pictures, tables=[table])
+    most, beyond = frame.num_examples.max(), frame.violations.sum()
+    caption = f"N at most {most:g}, distances above `reconstruction_bound`: {beyond:g}"
+    axes = {"col": "metric", "x": "x", "hue": "subject"}
+    pictures = {"attractors": report.panels(caption, drawn(frame), specs=PANELS, **axes)}
+    tables = [report.verdicts(claims(frame))]
+    return report.Page("Attractors, basins and capacity", pictures=pictures, tables=tables)

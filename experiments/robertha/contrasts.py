@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # imported where a page is made: --help reads the contrasts
     import pandas as pd
 
+    from experiments.models import Variant
     from experiments.report import Page
 
 
@@ -94,3 +96,30 @@ def page(folder: Path, contrasts: Sequence[Contrast]) -> Page:
         tables.append(report.grid(rows, "change", "panel", f"{title}, mean over levels"))
     title = f"One change at a time: {', '.join(titles[task] for task in means.task.unique())}"
     return report.Page(title, pictures=pictures, tables=tables)
+
+
+def sweep(folder: Path, variants: Mapping[str, Variant]) -> Page:
+    """Returns the page of a run, with a figure of models that differ in ESR's target and weight.
+
+    It shows the first panel, where a model does the task, of two weights with two targets each.
+    """
+    from experiments import gaussian, report, tidy
+    from experiments.models import SYMBOLS
+
+    page, frame = gaussian.page(folder), tidy.read(folder)
+    constants, scores = gaussian.constants(frame), gaussian.by_method(tidy.scores(frame))
+    table = gaussian.lines(gaussian.informative(scores, constants), constants)
+    rest = {"title": "", "paper": None, "esr_target": 0.0, "esr_weight": 0.0}
+    others = {name: replace(each, **rest) for name, each in variants.items() if each.entropy}
+    names = [name for name, each in others.items() if each == next(iter(others.values()))]
+    table = table[(table.panel == table.panel.iloc[0]) & table.model.isin(names)]
+    x, hue = SYMBOLS["esr-target"], SYMBOLS["esr-weight"]
+    table[[hue, x]] = [(variants[n].esr_weight, variants[n].esr_target) for n in table.model]
+    table = table.sort_values(["level", hue, x]).drop_duplicates(["task", "noise", hue, x])
+    if (table.groupby(hue)[x].nunique() > 1).sum() < 2:
+        return page
+    table[[hue, x]] = table[[hue, x]].map("{:g}".format)
+    titles = {each: f"{hue} = {each}" for each in table[hue]} | gaussian.titles(table.task)
+    axes = {"x": x, "hue": hue, "row": "task", "col": "noise", "xlabel": x, "titles": titles}
+    grid = report.facets(f"Score by {x} and {hue}", table, **axes)
+    return replace(page, pictures={**page.pictures, "grid": grid})

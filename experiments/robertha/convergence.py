@@ -1,24 +1,21 @@
 """How many updates queries take to converge, and whether tokens of low norm recover more.
 
 A token's query q is that of the first layer, all heads side by side. Noise on all tokens moves it
-to q', which updates over the keys of the noisy text move to a state ξ. The distance left, smaller
-where more is recovered, is |ξ - q| / |q' - q|. "converged" iterates, "one update" does not. Two
-controls show what is not recovery: in "mean state" all tokens of a text get the mean of their
-converged states, and "clean state" has the state of the clean text in place of q in the numerator,
-which is near ξ also where all queries of a text move to one mean of its keys.
-
-Groups are the quarters of a text's tokens with the lowest and the highest norm of the clean token
-vector, of equal numbers, without [CLS] and [SEP]. A token's SNR is that of its embedding after the
-LayerNorm. Correlations are Pearson's of ranks within each text.
+to q', which updates over the keys of the noisy text move to a state ξ. The distance left is
+|ξ - q| / |q' - q|. "converged" iterates, "one update" does not. Two controls show what is not
+recovery: in "mean state" all tokens of a text get the mean of their converged states, and "clean
+state" has the state of the clean text in place of q in the numerator, which is near ξ also where
+all queries of a text move to one mean of its keys. Groups are the quarters of a text's tokens with
+the lowest and the highest norm of the clean token vector, without [CLS] and [SEP]. Correlations
+with norm and with SNR after the LayerNorm, in results.csv, are Pearson's of ranks within each text.
 
 Verdicts: steps that noise adds are compared with the paper's by `tidy.verdict`, whose margin is
 half of the paper's value. Failures "hold" if their interval is below 1 %. The paper gives no
 numbers for recovery: low minus high norm, mean over levels, "holds" if its interval is on the
 side that the paper claims (more steps, less distance left), is "reversed" on the other side, else
-"too weak to tell"; correlations with norm and SNR have the opposite sign. What holds for distances
-left is "vacuous" if it holds for the mean state, too. Points that T updates gain over T = 0 on the
-same weights, and their time over that of T = 0, minus 1, are compared with Table 4 as steps are;
-points gained without noise only undo the change from training to T = 0.
+"too weak to tell". What holds for distances left is "vacuous" if it holds for the mean state, too.
+Points that T updates gain over T = 0 on the same weights, and their time over that of T = 0, minus
+1, are compared with Table 4; points gained without noise only undo the change from training.
 """
 
 from __future__ import annotations
@@ -26,6 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +42,11 @@ from hopfax.data import evenly_spaced
 from hopfax.nn import find_preset
 from hopfax.train.evaluate import Texts
 
-METRICS = (
-    "steps", "steps, deviation", "steps, minimum", "steps, maximum", "failures, %", "budget, %",
-    "queries",
-)  # fmt: skip
+METRICS = ("steps", *(f"steps, {each}" for each in ("deviation", "minimum", "maximum")),
+           "failures, %", "budget, %", "queries")  # fmt: skip
 DISTANCES = tuple(
     f"distance left, {each}" for each in ("converged", "one update", "mean state", "clean state")
 )
-CONTROL = DISTANCES[2]
 SIDES = {"steps": 1.0, **dict.fromkeys(DISTANCES, -1.0)}  # of low minus high norm, in the paper
 SITES = {"": "", "sigma": "embedding", "matched": "token", "per-token": "token"}
 FAILURES = {0: 0.09, 0.5: 0.03, 2: 0.36, 5: 0.52}  # percent by σ, Table 31
@@ -67,14 +62,12 @@ class Iterated(Noisy):
 
     def names(self) -> Sequence[str]:
         """Models to train; raises a ValueError for others."""
-        names = super().names()
-        for name, each in self.encoder.models(names).items():
-            hopfield = each.kind == "robertha" or each.options.get("attention") == "hopfield"
-            alone = each.kind != "robertha" or find_preset(each.preset).scope == "query"
-            if not (hopfield and alone) or each.options.get("max_steps", 2) < 2:
-                raise ValueError(
-                    f"--model must name models whose queries iterate alone, got {name}"
-                )
+        for name, each in self.encoder.models(names := super().names()).items():
+            own = each.options.get("attention") == "hopfield"
+            if each.kind == "robertha":
+                own = find_preset(each.preset).scope == "query"
+            if not own or each.options.get("max_steps", 2) < 2:
+                raise ValueError(f"--model must name models that iterate each query, got {name}")
         return names
 
 
@@ -90,10 +83,8 @@ class Convergence(Iterated):
     run whose models to measure; they are not trained again.
 
     Expected: noise adds fewer steps than in the paper. Iteration recovers no clean query: the
-    states of all tokens move to a mean of the text's keys.
-
-    Noise after the embedding LayerNorm has the paper's σ; noise on the tokens has the same SNR for
-    each text, or for each token.
+    states of all tokens move to a mean of the text's keys. Noise after the embedding LayerNorm has
+    the paper's σ; noise on the tokens has the same SNR for each text, or for each token.
     """
 
     NAME = "convergence"
@@ -126,13 +117,10 @@ class Convergence(Iterated):
     def page(self, folder: Path) -> report.Page:
         """Steps of every layer and failures by noise, and claims."""
         frame = tidy.read(folder)
-        parts = [
-            tidy.scores(rows, "steps").assign(metric=f"steps, layer {layer:.0f}")
-            for layer, rows in frame.groupby("layer")
-        ]
-        others = ("failures, %", *DISTANCES)
-        parts += [tidy.scores(frame, name).assign(metric=name) for name in others]
-        return page("Convergence of retrieval", gaussian.lines(pd.concat(parts), {}), claims(frame))
+        parts = {f"steps, layer {n:.0f}": (rows, "steps") for n, rows in frame.groupby("layer")}
+        parts |= {name: (frame, name) for name in ("failures, %", *DISTANCES)}
+        scores = [tidy.scores(*each).assign(metric=name) for name, each in parts.items()]
+        return page("Convergence", gaussian.lines(pd.concat(scores), {}), claims(frame))
 
 
 def counts(run: Callable[..., Any], clean: Texts, noisy: Texts) -> tuple[jax.Array, ...]:
@@ -191,11 +179,7 @@ def tokens(batches: Iterable[dict[str, np.ndarray]], separator: int | None) -> l
 
 
 def recovered(tokens: pd.DataFrame) -> dict[str, float]:
-    """Returns means over all tokens and groups, and correlations, see the module.
-
-    Raises:
-        ValueError: No text has the four tokens that make a quarter.
-    """
+    """Returns means over all tokens and groups, and correlations; refuses short texts."""
     texts = tokens.groupby("text")
     rank, count = texts.norm.rank(method="first"), texts.norm.transform("size")
     groups = {"low norm": rank <= count // 4, "high norm": rank > count - count // 4}
@@ -217,11 +201,11 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
         tidy.select(tidy.scores(frame, metric), protocol=["", "sigma"])
         for metric in ("steps", "failures, %")
     )
-    on = ["task", "model", "denoiser", "seed"]
-    added = tidy.paired(steps[steps.level > 0], steps[steps.level == 0], on=on)
-    steps, failures = tidy.summarize(added), tidy.summarize(failures)
+    clean, on = steps.level == 0, ["task", "model", "denoiser", "seed"]
+    steps = tidy.summarize(tidy.paired(steps[~clean], steps[clean], on=on))
     pairs = zip(steps.task, steps.level, strict=True)
     steps["paper"] = [ADDED.get(task, {}).get(level, np.nan) for task, level in pairs]
+    failures = tidy.summarize(failures)
     low, high = (failures[end].fillna(failures["mean"]) for end in ("low", "high"))
     verdict = np.select([high < 1, low > 1], ["holds", "does not hold"], "too weak to tell")
     failures = failures.assign(verdict=verdict, paper=failures.level.map(FAILURES))
@@ -230,27 +214,22 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_recovery(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns differences of low minus high norm, and correlations, mean over levels."""
+    """Returns differences of low minus high norm, mean over levels."""
     parts = []
     for name, side in SIDES.items():
         low, high = (tidy.scores(frame, f"{name}, {group} norm") for group in ("low", "high"))
-        measured = {"low - high norm": (side, tidy.paired(low, high, on=["model", *ON]))}
-        measured |= {
-            by: (-side, tidy.scores(frame, f"{name} {by}")) for by in ("by norm", "by SNR")
-        }
-        for kind, (sign, values) in measured.items():
-            table = tidy.summarize(tidy.average(values, "level"))
-            ends = zip(table.low, table.high, strict=True)
-            table["verdict"] = [tidy.verdict(*each, sign * 1e-9) for each in ends]  # no margin
-            parts.append(table.assign(name=name, kind=kind, paper=np.nan))
+        gaps = tidy.average(tidy.paired(low, high, on=["model", *ON]), "level")
+        parts.append(tidy.summarize(gaps).assign(name=name, side=side * 1e-9))  # no margin
     table = pd.concat(parts, ignore_index=True)
+    ends = table[["low", "high", "side"]].itertuples(index=False, name=None)
+    verdict = pd.Series([tidy.verdict(*each) for each in ends])
     places = zip(table.site, table.protocol, strict=True)
-    table["kind"] += [": " + gaussian.PANELS[each].replace("\n", " ") for each in places]
-    keys = pd.MultiIndex.from_frame(table[["task", "model", "kind"]])
-    holds, null = table.verdict == "holds", table.name == CONTROL
-    vacuous = holds & keys.isin(keys[holds & null]) & table.name.isin(DISTANCES)
-    table["verdict"] = table.verdict.mask(vacuous, "vacuous")
-    return table.assign(claim=table.name + ", " + table.kind)
+    panels = [gaussian.PANELS[each].replace("\n", " ") for each in places]
+    keys = pd.MultiIndex.from_frame(table[["task", "model", "site", "protocol"]])
+    holds = verdict == "holds"
+    vacuous = keys.isin(keys[holds & (table.name == DISTANCES[2])]) & table.name.isin(DISTANCES)
+    claim = table.name + ", low - high norm: " + panels
+    return table.assign(claim=claim, paper=np.nan, verdict=verdict.mask(holds & vacuous, "vacuous"))
 
 
 BATCHES = (1, 32)
@@ -270,10 +249,8 @@ class Steps(Iterated):
     whose models to test; they are not trained again.
 
     Expected: gains are below the paper's, and as large without noise. Beyond convergence, a larger
-    T changes neither scores nor times, as the loop ends.
-
-    Times are those of the encoder on 32 clean texts, one by one and together, padded to the
-    longest; models take turns.
+    T changes neither scores nor times, as the loop ends. Times are those of the encoder on 32 clean
+    texts, one by one and together, padded to the longest; models take turns.
     """
 
     NAME = "steps"
@@ -294,11 +271,11 @@ class Steps(Iterated):
         assert isinstance(condition, Gaussian)
         models = {steps: cells.with_steps(cell, steps) for steps in sorted({0, *self.steps})}
         row: dict[str, Any] = {}
-        for steps, each in models.items():
-            for noise in super().conditions(cell.data.spec.name):
-                for row in super().rows(each, noise, model=model):
-                    yield {**row, "T": steps}
-        row = {**row, **asdict(condition), "seed": cell.spec.seeds[0], "corruption": "none"}
+        conditions = super().conditions(cell.data.spec.name)
+        for (steps, each), noise in product(models.items(), conditions):
+            for row in super().rows(each, noise, model=model):
+                yield {**row, "T": steps}
+        row |= {**asdict(condition), "seed": cell.spec.seeds[0], "corruption": "none"}
         for batch in BATCHES:
             table = times([*models.values()], batch, REPEATS[self.budget])
             for steps, column in zip(models, table.T, strict=True):

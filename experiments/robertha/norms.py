@@ -13,14 +13,13 @@ many tokens and the same SNR, low-norm tokens are no more vulnerable than others
 
 Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
 the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
-1.0 and above 1.5. They differ in size: in BERT, 335 low-norm words are 65 % of SST-2's tokens. Same
-SNR per token, the fair protocol: a quarter of each text's tokens, those with the lowest norms, the
-highest, or at random. Random tokens are as many as low-norm ones in both. [CLS], [SEP] and padding
-are never chosen.
+1.0 and above 1.5. Same SNR per token, the fair protocol: a quarter of each text's tokens, those
+with the lowest norms or the highest. Random tokens are as many as low-norm ones in both. Special
+tokens are never chosen.
 
-Eq. 6, SNR = ‖e‖²/σ², leaves out the width, so σ has two readings. As the norm of a token's noise,
-0.5, 1 and 2 are +9, +3 and -3 dB at BERT's mean norm of 1.40; as the deviation of each of 768
-entries, 0.5 is already -20 dB. The levels are these four, in units of the table's root mean square.
+Eq. 6, SNR = ‖e‖²/σ², leaves out the width, so σ has two readings: 0.5, 1 and 2 as the norm of a
+token's noise are +9, +3 and -3 dB at BERT's mean norm of 1.40; 0.5 as the deviation of each of 768
+entries is -20 dB. The levels are these four, in units of the table's root mean square.
 
 Verdicts are at the strongest noise: low minus high in points against the difference in Table 19
 (`tidy.verdict`), by both protocols; for the same σ also the ratio on a logarithmic scale, undefined
@@ -32,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import conditions, figures, gaussian, report, runner, tidy
+from experiments import conditions, gaussian, report, runner, tidy
 from experiments.cells import Cell
 from experiments.conditions import CellPredictions
 from experiments.runner import Trial
@@ -63,12 +61,10 @@ TABLES_19_20 = {
     "STS-B": (36.8, 18.4, 3.8), "RTE": (23.8, 6.8, np.nan), "BoolQ": (23.0, 5.8, 3.1),
     "WiC": (39.2, 17.6, 4.3), "COPA": (18.5, 12.0, np.nan),
 }  # fmt: skip
-TABLE_16 = {LOWEST: (335, 0.96), "middle": (21_423, 1.31), HIGHEST: (8764, 1.64)}
-TABLE_17 = {
-    "not": 0.978, "never": 0.982, "only": 0.945, "some": 0.941, "all": 0.938, "excellent": 0.963,
-    "terrible": 0.958, "crucial": 0.971, "trillion": 1.786, "clockwise": 1.750, "whichever": 1.859,
-    "galaxy": 1.456,
-}  # fmt: skip
+WORDS = (  # of Table 17
+    "not", "never", "only", "some", "all", "excellent", "terrible", "crucial", "trillion",
+    "clockwise", "whichever", "galaxy",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +116,7 @@ class Selective(conditions.Gaussian):
         return conditions.predict_split(cell, cell.data.test, cell.predictor, **options)
 
     def chosen(self, cell: Cell) -> np.ndarray:
-        """Returns which tokens get noise, `(seeds, rows, choices, tokens)`.
-
-        Raises:
-            ValueError: No text has a token of the group.
-        """
+        """Returns which tokens get noise, `(seeds, rows, choices, tokens)`; refuses none at all."""
         (ids, words), norms = texts(cell, cell.data.test), table_norms(cell)
         each, share = norms[:, ids], SHARE
         if self.protocol == "sigma":
@@ -133,7 +125,10 @@ class Selective(conditions.Gaussian):
             share = members.sum(-1) / np.maximum(words.sum(-1), 1)
         draws = np.random.default_rng(0).random(each.shape)
         scores = {LOWEST: -each, HIGHEST: each, RANDOM: draws}[self.corruption]
-        chosen = np.asarray(select(scores, share, words))
+        select = lambda *each: hopfield.select_tokens(each[0], share=each[1], mask=each[2])  # noqa: E731
+        chosen = np.asarray(
+            jnp.vectorize(select, signature="(n),(),(n)->(n)")(scores, share, words)
+        )
         if not chosen.any():
             name, group = cell.data.spec.name, self.corruption
             raise ValueError(f"{name} must have tokens of {group}, got {len(ids)} rows without")
@@ -145,12 +140,6 @@ TESTS = [
     for protocol, levels in LEVELS.items()
     for level in levels
 ]
-
-
-@partial(jnp.vectorize, signature="(n),(),(n)->(n)")
-def select(scores: Any, share: Any, mask: Any) -> Any:
-    """`hopfield.select_tokens` for arrays of texts."""
-    return hopfield.select_tokens(scores, share=share, mask=mask)
 
 
 def texts(cell: Cell, rows: Encoded) -> tuple[np.ndarray, np.ndarray]:
@@ -228,11 +217,12 @@ def norms_of(cell: Cell) -> pd.DataFrame:
     of = {"count": ("norm", "size"), "mean": ("norm", "mean"), "std": ("norm", "std")}
     of["tokens"] = "share", "sum"  # in percent of the reported texts'
     for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts(known.norm))):
-        name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[*TABLE_16]).rename("name")
+        name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[LOWEST, "middle", HIGHEST])
+        name = name.rename("name")
         parts.append(own.groupby(name, observed=False).agg(**of).assign(kind=kind).reset_index())
     bins = known.groupby([pd.cut(known.norm, 40).rename("bin"), name], observed=True).agg(**of)
     parts.append(bins.reset_index("name").assign(kind="bin"))
-    named = every.reindex([*TABLE_17]).dropna().rename_axis("name").reset_index()
+    named = every.reindex([*WORDS]).dropna().rename_axis("name").reset_index()
     rank = [100 * np.mean(known.norm < norm) for norm in named.norm]
     parts.append(named.rename(columns={"norm": "mean"}).assign(kind="word", rank=rank))
     return pd.concat(parts)
@@ -250,19 +240,19 @@ def intervals(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the verdicts: subject, claim, paper, mean, low, high, verdict."""
     unlearned = {*gaussian.not_learned(tidy.scores(frame), gaussian.constants(frame)).index}
-    table, ends, lines, ratios = intervals(frame, "flips"), ["mean", "low", "high"], [], {}
+    table, lines, ratios = intervals(frame, "flips"), [], {}
     table = table[table["level"] == table.groupby("protocol")["level"].transform("max")]
 
     def add(subject: Any, claim: str, paper: float, value: Any, *models: Any) -> None:
-        (mean, *bounds), (scale, back) = value, (np.log, np.exp) if "/" in claim else (float, float)
-        verdict = "undefined" if np.isnan(mean) else tidy.verdict(*bounds, effect=scale(paper))
+        effect, shown = (np.log(paper), np.exp(value)) if "/" in claim else (paper, value)
+        verdict = "undefined" if np.isnan(value[0]) else tidy.verdict(value[1], value[2], effect)
         verdict = "not learned" if unlearned & {*models} else verdict
-        lines.append((subject, claim, paper, *map(back, value), verdict))
+        lines.append((subject, claim, paper, *shown, verdict))
 
     names = ["task", "model", "subject", "title"]
     for (task, model, subject, title), rows in table.groupby(names, sort=False):
         low, high, tiny = TABLES_19_20.get(str(title), 3 * (np.nan,))
-        values = rows.set_index(["protocol", "corruption"])[ends]
+        values = rows.set_index(["protocol", "corruption"])[["mean", "low", "high"]]
         for protocol, name in (("sigma", GAP), ("per-token", GAP), ("sigma", RATIO)):
             value = values.reindex([(protocol, name)]).to_numpy()[0]
             paper = low / high if name == RATIO else low - high
@@ -274,55 +264,29 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
             half = np.hypot(ours[2] - ours[1], theirs[2] - theirs[1]) / 2
             value = ours[0] - theirs[0] + np.array([0, -half, half])
             add(title, "TinyBERT / encoder", tiny * high / low, value, *pair)
-    return pd.DataFrame(lines, columns=["subject", "claim", "paper", *ends, "verdict"])
-
-
-def snr() -> pd.DataFrame:
-    """Returns the SNR of Tables 1 and 18, which leaves out the width, and the true one in dB."""
-    table = pd.DataFrame(product((0.5, 1.0, 2.0, 5.0), (LOWEST, HIGHEST)), columns=["σ", "group"])
-    ratio = (np.array([TABLE_16[each][1] for each in table.group]) / table["σ"]) ** 2
-    return table.assign(**{"paper's SNR": ratio, "true SNR, dB": 10 * np.log10(ratio / WIDTH)})
+    return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 
 
 def page(folder: Path) -> report.Page:
     """Returns the page of a run."""
     frame, norms = tidy.read(folder), pd.read_csv(folder / "norms.csv")
     table, hit = intervals(frame, "flips"), intervals(frame, "words hit").assign(noise="words hit")
-    norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
     shown = pd.concat([hit, table[table.corruption != RATIO]])
     shown["line"] = shown.subject + ", " + shown.corruption
-    groups = norms[norms.kind.isin(["paper", "used"])]
-    groups = groups[["subject", "kind", "name", "count", "mean", "std", "tokens"]]
-    groups[["paper count", "paper mean"]] = [TABLE_16[name] for name in groups.name]
-    words = norms[norms.kind == "word"][["subject", "name", "mean", "rank"]]
-    tables = [
-        _table("Verdicts at the strongest noise", claims(frame)),
-        *(
-            report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
-            for panel, rows in shown.groupby("panel", sort=False)
-        ),
-        _table("Norms, paper's thresholds and used tokens", groups),
-        _table("Norms of words, rank in %", words.assign(paper=words.name.map(TABLE_17))),
-        _table("SNR of Tables 1 and 18", snr()),
+    grids = [
+        report.grid(rows, "line", "noise", f"Flips, %: {panel}", cell=report.bracketed)
+        for panel, rows in shown.groupby("panel", sort=False)
     ]
-    of = {"count": "all tokens", "tokens": "in texts"}
-    bins = norms[norms.kind == "bin"].rename(columns={"mean": "norm"})
-    bins = bins.melt(["subject", "name", "norm"], [*of], "of", "mean")
-    bins["panel"] = bins.subject + ": " + bins["of"].map(of)
-    bins["mean"] *= 100 / bins.groupby("panel")["mean"].transform("sum")
-    bins[["low", "high", "formula"]] = np.nan
-    specs = {each: figures.Panel(each, "norm", "share, %") for each in sorted({*bins.panel})}
     axes = {"x": "noise", "hue": "corruption", "row": "subject", "col": "panel"}
     labels = {"xlabel": "noise on the group", "ylabel": "flips, %"}
-    groups, title = table[table.corruption.isin(GROUPS)], "Flips by norm of the noisy tokens"
-    pictures = {
-        "flips": report.facets("Right predictions that flip", groups, **axes, **labels),
-        "norms": report.panels("Norms", bins, specs=specs, col="panel", x="norm", hue="name"),
-    }
-    return report.Page(title, pictures=pictures, tables=tables)
-
-
-def _table(caption: str, frame: pd.DataFrame) -> report.Table:
-    """A frame as a table of a page."""
-    shown = frame.map(lambda x: x if isinstance(x, str) else report.number(x, 2 * bool(x % 1)))
-    return report.Table([*map(str, frame)], shown.to_numpy().tolist(), caption)
+    groups = table[table.corruption.isin(GROUPS)]
+    pictures = {"flips": report.facets("Right predictions that flip", groups, **axes, **labels)}
+    norms = norms.merge(table[["task", "model", "subject"]].drop_duplicates())
+    norms = norms[norms.kind == "bin"].rename(columns={"mean": "norm", "tokens": "in texts"})
+    norms["all tokens"] = 100 * norms["count"] / norms.groupby("subject")["count"].transform("sum")
+    norms = norms.melt(["subject", "name", "norm"], ["all tokens", "in texts"], "of", "mean")
+    axes = {"x": "norm", "hue": "name", "row": "subject", "col": "of", "xlabel": "norm"}
+    norms = norms.assign(low=np.nan, high=np.nan)
+    pictures["norms"] = report.facets("Norms", norms, **axes, ylabel="share, %")
+    tables = [report.verdicts(claims(frame)), *grids]
+    return report.Page("Flips by norm of the noisy tokens", pictures, tables)

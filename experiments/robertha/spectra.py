@@ -1,12 +1,11 @@
 """Key spectra of trained encoders: what ESR does to them, and whether they predict robustness.
 
 Verdicts: what ESR changes, paired by seed, and correlations over models are compared with the paper
-by `tidy.verdict`, whose margin is half of the paper's value. ESR reaches its target ("holds") if
-the interval of |H - α|, mean over texts and layers, is below `NEAR`. Over noise levels, effective
-rank and drop both grow with σ: a correlation that holds is "vacuous" if the one with the drop of
-other models holds too. Correlations over models compare them at the same noise, mean over levels; a
-point is a trained model, and intervals resample models with all their seeds. Models that have not
-learned the task are left out.
+by `tidy.verdict`. ESR reaches its target ("holds") if the interval of |H - α|, mean over texts and
+layers, is below `NEAR`. Over noise levels, effective rank and drop both grow with σ: a correlation
+that holds is "vacuous" if the one with the drop of other models holds too. Correlations over models
+compare them at the same noise, mean over levels; a point is a trained model, and intervals resample
+models with all their seeds. Models that have not learned the task are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from hopfax import hopfield
 from hopfax.train.evaluate import Texts
 
 METRICS = ("effective rank", "entropy", "Gini", "distance from α")
-COLUMNS = ("subject", "claim", "paper", "mean", "low", "high", "verdict")
 ON = ["task", "denoiser", "site", "protocol", "level", "seed"]
 OTHERS = ", drop of other models"
 MIN_MODELS = 4  # of a correlation over models
@@ -56,7 +54,8 @@ class Spectra(Noisy):
 
     Paper: Podasca and Das (2026), Figure 6, Tables 27 to 30. Claims: ESR brings the normalized
     entropy of the keys near α = 0.35 (0.459 on GLUE, 0.612 without ESR); under noise, effective
-    rank and the drop of the score grow together (Pearson 0.98 on SST-2).
+    rank and the drop of the score grow together (Pearson 0.98 on SST-2). Spectra are those of a
+    text's keys, of all heads together; values are means over texts.
 
     Command: `python -m experiments spectra --task sst2 --data-dir DIR`, with the flags of the
     `robustness` or `fine-tuning` run whose models to measure; they are not trained again.
@@ -64,8 +63,6 @@ class Spectra(Noisy):
     Expected: ESR lowers the entropy, but at λ = 0.05 not to its target. Over noise levels, the rank
     of one model correlates as well with the drop of another; at the same noise, rank and drop of
     models have no detectable relation.
-
-    Spectra are those of a text's keys, of all heads together; values are means over texts.
     """
 
     NAME = "spectra"
@@ -121,8 +118,8 @@ def by_layer(scores: Iterable[Any], metrics: Iterable[str], values: np.ndarray) 
 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the paper's claims beside ours with intervals and verdicts, see the module."""
-    columns = ["task", *COLUMNS[1:-1]]
-    table = judged(pd.DataFrame(correlations(frame), columns=columns), *differences(frame))
+    table = pd.DataFrame(correlations(frame), columns=["task", *tidy.CLAIMS[1:-1]])
+    table = judged(table, *differences(frame))
     names, holds = table.subject + table.claim, table.verdict == "holds"
     vacuous = holds & (names + OTHERS).isin(names[holds])
     return table.assign(verdict=table.verdict.mask(vacuous, "vacuous"))
@@ -182,21 +179,15 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
 
     They are one coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
     """
-
-    def differences(values: np.ndarray) -> np.ndarray:
-        values = values if name == "pearson" else rankdata(values, axis=1)
-        table = values[:, :, None] - values[:, None]
-        return np.sign(table) if name == "kendall" else table
-
-    one, other = differences(x), differences(y)
+    tables = [x, y] if name == "pearson" else [rankdata(each, axis=1) for each in (x, y)]
+    tables = [each[:, :, None] - each[:, None] for each in tables]
+    one, other = map(np.sign, tables) if name == "kendall" else tables
     with np.errstate(invalid="ignore"):
         norms = (one**2).sum((1, 2)) * (other**2).sum((1, 2))
         return (one * other).sum((1, 2)) / np.sqrt(norms)
 
 
-def over_levels(
-    ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool
-) -> tuple[float, float, float]:
+def over_levels(ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool) -> Any:
     """Returns a correlation over levels, mean over models, with its interval over seeds.
 
     With `others`, the drop is that of another model.
@@ -205,67 +196,47 @@ def over_levels(
     kept = [(one, other) for one, other in pairs if (one != other) == others]
     values = [correlation(ranks[:, a].T, drops[:, b].T, name) for a, b in kept]
     seeds = pd.DataFrame({"of": "", "score": np.mean(values, axis=0)}).reset_index(names="seed")
-    row = tidy.summarize(seeds).iloc[0]
-    return row["mean"], row.low, row.high
+    return tidy.summarize(seeds).loc[0, ["mean", "low", "high"]]
 
 
 def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float, float, float]:
-    """Returns a correlation over models and seeds, mean over levels, with its interval.
-
-    Raises:
-        ValueError: There are fewer than `MIN_MODELS` models.
-    """
+    """Returns a correlation over models and seeds, mean over levels, with its interval."""
     count = ranks.shape[1]
-    if count < MIN_MODELS:
-        raise ValueError(f"correlations over models require at least {MIN_MODELS}, got {count}")
 
     def mean(picks: Any) -> float:
         x, y = (table[1:, picks].reshape(len(table) - 1, -1) for table in (ranks, drops))
         return float(np.mean(correlation(x, y, name)))
 
-    low, high = tidy.bootstrap(count, mean)
-    return mean(np.arange(count)), low, high
+    return mean(np.arange(count)), *tidy.bootstrap(count, mean)
 
 
 def judged(*tables: pd.DataFrame) -> pd.DataFrame:
-    """Returns claims; tables have task, claim, paper, mean, low, high, and perhaps a condition.
+    """Returns `tidy.CLAIMS` of tables with task, paper, mean, ends, and perhaps a condition.
 
     Where a verdict is missing, it is that of `tidy.verdict`; claims without either are dropped.
     """
     table = pd.concat(tables, ignore_index=True)
     table = table.reindex(columns=[*dict.fromkeys([*table, "model", "level", "verdict"])])
-    ends = table[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
-    verdicts = pd.Series([tidy.verdict(*each) for each in ends], table.index, dtype=object)
+    table = table[table.paper.notna() | table.verdict.notna()].reset_index(drop=True)
     named = gaussian.titles(table.task.unique(), table.model.dropna().unique())
     noise = ["" if np.isnan(x) else f", {gaussian.noise_label('sigma', x)}" for x in table.level]
-    kept = table.paper.notna() | table.verdict.notna()
-    parts = zip(table.task, table.model, strict=True)
-    table["subject"] = [
-        ", ".join(named[name] for name in part if isinstance(name, str)) for part in parts
-    ]
-    table["claim"] += noise
+    ends = table[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
+    verdicts = pd.Series([tidy.verdict(*each) for each in ends], dtype=object)
+    table["subject"] = table.task.map(named) + (", " + table.model.map(named)).fillna("")
     table["verdict"] = table.verdict.astype(object).fillna(verdicts)
-    return table.loc[kept, list(COLUMNS)].reset_index(drop=True)
+    return table.assign(claim=table.claim + noise)[[*tidy.CLAIMS]]
 
 
 def page(
     title: str, table: pd.DataFrame, claims: pd.DataFrame, x: str = "noise", xlabel: str = "noise"
 ) -> report.Page:
     """Returns a page of claims and of lines: a row of panels a `metric`, a column a `panel`."""
-    table = table.drop(columns=["paper", "constant"], errors="ignore")
-    axes: Any = {"x": x, "titles": gaussian.titles(table.task, table.model), "xlabel": xlabel}
-    panels = {"row": "metric", "col": "panel", "ylabel": "", "least_range": 1e-3}
+    titles = gaussian.titles(table.task, table.model)
+    table = table.drop(columns="paper", errors="ignore")
+    panels: Any = {"row": "metric", "col": "panel", "x": x, "xlabel": xlabel, "titles": titles}
+    panels |= {"ylabel": "", "least_range": 1e-3}
     pictures = {
-        f"measured_{task}": report.facets(
-            f"{axes['titles'][task]}: {title}", rows, **panels, **axes
-        )
+        f"measured_{task}": report.facets(f"{titles[str(task)]}: {title}", rows, **panels)
         for task, rows in table.groupby("task", sort=False)
     }
-    lines = [
-        [row.subject, row.claim, report.number(row.paper, 2), report.bracketed(row, 2), row.verdict]
-        for _, row in claims.iterrows()
-    ]
-    heads, caption = ["", "claim", "paper", "measured", "verdict"], f"{len(lines)} comparisons"
-    menus = {"task": "Task", "metric": "Measurement", "panel": "Noise"}
-    explorer = report.Explorer(table, hue="model", menus=menus, **axes)
-    return report.Page(title, pictures, [report.Table(heads, lines, caption)], explorer)
+    return report.Page(title, pictures, [report.verdicts(claims)])

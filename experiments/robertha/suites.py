@@ -202,7 +202,7 @@ class Hyperparameters(Noisy):
     Expected: no more intervals that exclude zero than chance predicts.
 
     One parameter changes at a time. At targets above 1, ESR only raises the entropy. With models
-    that change both, such as robertha-esr-weight-1-esr-target-5, the page has a heat map.
+    that change both, such as robertha-esr-weight-1-esr-target-5, the page draws both.
     """
 
     NAME = "hyperparameters"
@@ -212,10 +212,10 @@ class Hyperparameters(Noisy):
     model: tuple[str, ...] = ("robertha", *SWEEP)
 
     def page(self, folder: Path) -> Page:
-        """Adds a heat map of ESR's weight and target."""
-        from experiments.robertha import sweep
+        """Adds scores by ESR's weight and target."""
+        from experiments.robertha import contrasts
 
-        return sweep.page(folder, self.encoder.models(self.names()))
+        return contrasts.sweep(folder, self.encoder.models(self.names()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The experiment on Theorems 2 and 3, and on capacity."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -44,38 +45,27 @@ def test_correlations_are_of_ranks_and_require_three_values():
 def cell():
     """An untrained Robertha of two seeds, and texts of 3 to 20 tokens."""
     model = robertha(9, 2, width=8, ff_width=8, num_layers=2, max_length=20, beta=6.0)
-    rows = Encoded(
-        np.full((5, 1, 20), 4), np.array([[20], [3], [16], [18], [4]]), *np.zeros((2, 5))
-    )
+    lengths = np.array([[20], [3], [16], [18], [4]])
+    data = SimpleNamespace(test=Encoded(np.full((5, 1, 20), 4), lengths, *np.zeros((2, 5))))
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(0)))
-    spec = SimpleNamespace(task="t")
-    return SimpleNamespace(model=model, params=params, data=SimpleNamespace(test=rows), spec=spec)
+    return SimpleNamespace(model=model, params=params, data=data, spec=SimpleNamespace(task="t"))
 
 
 def test_a_run_measures_random_and_trained_keys_and_writes_its_page(tmp_path, monkeypatch, cell):
+    small = {"SPECTRA": {"flat": np.ones(4), "spike": np.array([9, 1, 1, 1])}, "WIDTH": 4}
+    small |= {"SHARPNESS": (16.0,), "WIDTHS": {3: (4, 16)}}
+    for name, value in small.items():
+        monkeypatch.setattr(attractors, name, value)
     monkeypatch.setattr("experiments.runner.open_trained", lambda *_, **__: (cell, None))
-    monkeypatch.setattr(
-        attractors, "SPECTRA", {"flat": np.ones(4), "spike": np.array([9, 1, 1, 1])}
-    )
-    monkeypatch.setattr(attractors, "WIDTH", 4)
-    monkeypatch.setattr(attractors, "SHARPNESS", (16.0,))
-    monkeypatch.setattr(attractors, "WIDTHS", {3: (4, 16)})
-    pages = []
-    monkeypatch.setattr("experiments.report.write_report", lambda _, page: pages.append(page))
     config = attractors.Config(budget="smoke", runs=str(tmp_path), run="folder")
-    frame = tidy.read(attractors.run(config))
-    assert frame.violations.sum() == 0
+    folder = attractors.run(config)
+    frame = tidy.read(folder)
+    assert frame.violations.sum() == 0 and (folder / "attractors.png").exists()
     trained = frame[(frame.task == "t") & (frame.metric == "basin")]
     assert trained.model.value_counts().to_dict() == {"layer 1": 12, "layer 2": 12}  # 2 x 3 x 2
-    (table,) = pages[0].tables
-    assert {row[0] for row in table.rows} >= {"random keys, βE = 16", "K = 3"}
     claims = attractors.claims(frame).set_index(["subject", "claim"])
     assert claims.verdict["K = 3", "exceeds Ramsauer's bound"] == "holds"
     cell.data.test.lengths[0] = 5
-    with pytest.raises(ValueError, match="--run requires 3 texts of 16 tokens or more, got 2"):
-        attractors.trained_keys(config)
-
-
-def test_a_run_requires_three_key_sets(tmp_path):
-    with pytest.raises(ValueError, match="--num-sets must be at least 3, got 2"):
-        attractors.run(attractors.Config(num_sets=2, runs=str(tmp_path)))
+    for wrong, message in (({}, "3 texts of 16 tokens or more, got 2"), ({"num_sets": 2}, "got 2")):
+        with pytest.raises(ValueError, match=message):
+            attractors.run(replace(config, **wrong))

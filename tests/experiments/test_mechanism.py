@@ -1,32 +1,42 @@
-"""Spectra, steps and recovery against direct computations, and claims on made-up scores."""
+"""Norms, spectra, steps and recovery against direct computations, and claims on made-up scores."""
 
-from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import oracles
 import pandas as pd
 import pytest
+from nn import slow
 
-from experiments import cells, conditions, runner, tidy
+from experiments import cells, conditions, report, runner, tidy
 from experiments.models import variant
-from experiments.robertha import convergence, spectra
+from experiments.robertha import convergence, norms, spectra
 from experiments.runner import Trial
 from experiments.settings import Data, Noise, Training, resolved
+from hopfax.train.state import seed_keys
 
 NOISY = conditions.Gaussian(site="token", protocol="matched", level=1.0)
 FEW = Noise(levels=(2.0,), sites=("embedding", "token"), protocols=("sigma", "matched"))
 
 
+def untrained(predictor, *_, seeds, **__):
+    return SimpleNamespace(steps=1, params=jax.vmap(predictor.model.init)(seed_keys(seeds)))
+
+
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    return {
-        "budget": "smoke",
-        "runs": str(tmp_path_factory.mktemp("runs")),
-        "data": Data(task=("sentiment",), train_size=64, test_size=12, vocab_size=200),
-        "training": Training(seeds=(1, 2, 3), epochs=1, width=16),
-        "model": ("robertha",),
-    }
+    """Of small, untrained models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "fit", untrained)
+        yield {
+            "budget": "smoke",
+            "runs": str(tmp_path_factory.mktemp("runs")),
+            "data": Data(task=("sentiment",), train_size=64, test_size=12, vocab_size=200),
+            "training": Training(seeds=(1, 2, 3), width=16),
+            "model": ("robertha",),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +46,53 @@ def cell(flags):
     return runner.open_cell(config, trial, runner.load(config, "sentiment"))
 
 
-def real_keys(cell, seed):
-    """Keys, steps and convergence of every text of the first layer, without padding."""
-    params = cells.jax.tree.map(lambda leaf: leaf[seed], cell.params)
-    ids, lengths = cell.data.test.ids[:, 0], cell.data.test.lengths
-    mask = np.arange(ids.shape[1]) < lengths
-    encoding = cell.model.apply(params, ids, mask).encoding
-    parts = (encoding.keys, *(x.swapaxes(2, 3) for x in (encoding.num_steps, encoding.converged)))
-    return [
-        [np.asarray(part)[0, row, :length] for part in parts]
-        for row, length in enumerate(lengths[:, 0])
-    ]
+@pytest.mark.parametrize("tests", [norms.TESTS[0], norms.TESTS[-1]])
+def test_groups_are_the_words_with_the_lowest_and_highest_norms(cell, tests):
+    low, high, random = (each.chosen(cell)[:, :, 0] for each in tests)
+    table = np.linalg.norm(cell.params["tokens"]["embedding"], axis=-1)
+    rows = zip(cell.data.train.ids[:, 0], cell.data.train.lengths[:, 0], strict=True)
+    known = np.unique(np.concatenate([row[1 : length - 1] for row, length in rows]))
+    cuts = np.quantile(table[:, known], [0.011, 1 - 0.287], axis=1)
+    for seed, row in np.ndindex(low.shape[:2]):
+        place = slice(1, cell.data.test.lengths[row, 0] - 1)
+        words = table[seed][cell.data.test.ids[row, 0, place]]
+        order, count = np.sort(words), max(round(0.25 * len(words)), 1)
+        expected = order[:count], order[-count:]
+        if tests[0].protocol == "sigma":
+            expected = order[order <= cuts[0, seed]], order[order >= cuts[1, seed]]
+        for chosen, of_group in zip((low, high), expected, strict=True):
+            np.testing.assert_array_equal(np.sort(words[chosen[seed, row, place]]), of_group)
+            assert chosen[seed, row].sum() == len(of_group)
+        assert random[seed, row].sum() == len(expected[0])
+
+
+def test_flips_count_predictions_that_were_right():
+    clean = np.array([[True, True, True, True, False]])
+    wrong = np.array([[[True, True, False, False, True]], [[True] + [False] * 4], [[False] * 5]])
+    measured = norms.rates(clean, wrong)
+    assert [float(each[0]) for each in measured.values()] == [50, 25, 0, 25, 50, np.log(2)]
+
+
+def test_verdicts_compare_with_the_paper_and_few_flips_have_no_ratio(tmp_path):
+    noisy = {"corruption": norms.GAP, "metric": "flips", "level": 2.0, "protocol": "sigma"}
+    fair = {"protocol": "per-token", "score": 0.0, "low": -1.0, "high": 1.0}
+    ratio = {"corruption": norms.RATIO, "score": 1.5, "low": 1.4, "high": 1.6}
+    rows = [{"metric": "score", "score": 90.0}, {"metric": "constant", "score": 50.0}]
+    rows += [{**noisy, "score": 8.0, "low": 7.0, "high": 9.0}, noisy | fair, noisy | ratio]
+    models = {"tinybert": rows, "pretrained": rows, "robertha": rows[:-1]}
+    clean = {"task": "sst2", "corruption": "none", "level": 0.0, "num_examples": 900}
+    report.write_results(tmp_path, pd.DataFrame([
+        {**clean, "model": model, "seed": seed, **row, "score": row["score"] + 0.01 * seed}
+        for model, each in models.items() for row in each for seed in range(3)
+    ]))  # fmt: skip
+    found = norms.claims(tidy.read(tmp_path)).groupby("claim", sort=False)
+    assert found.verdict.agg(list).to_dict() == {
+        "low - high, same σ": ["holds"] * 3,
+        "low - high, same SNR per token": ["no difference"] * 3,
+        "low / high, same σ": ["holds", "holds", "undefined"],
+        "TinyBERT / encoder": ["too weak to tell"],
+    }
+    assert found["mean"].first().iloc[2:].round(2).tolist() == [4.53, 1.0]
 
 
 def test_spectra_and_counts_are_those_of_each_text(flags, cell):
@@ -55,113 +101,73 @@ def test_spectra_and_counts_are_those_of_each_text(flags, cell):
         for suite in (spectra.Spectra(**flags), convergence.Convergence(**flags))
         for row in suite.rows(cell, conditions.Gaussian(), model="robertha")
     }
+    lengths = cell.data.test.lengths
+    mask = np.arange(cell.data.test.ids.shape[-1]) < lengths
     for seed, number in enumerate(cell.spec.seeds):
-        texts = real_keys(cell, seed)
-        for name in ("effective rank", "entropy", "Gini"):
-            measure = getattr(
-                oracles, name.lower().replace(" ", "_").replace("entropy", "eigen_entropy")
-            )
-            expected = np.mean([measure(keys) for keys, *_ in texts])
-            assert rows[name, number] == pytest.approx(expected, rel=1e-3)
-        distance = np.mean([abs(oracles.eigen_entropy(keys) - 0.35) for keys, *_ in texts])
-        assert rows["distance from α", number] == pytest.approx(distance, rel=1e-3)
-        counts, converged = (np.concatenate([text[at] for text in texts]) for at in (1, 2))
-        measured = [rows[name, number] for name in convergence.METRICS]
-        ends = counts.mean(), counts.std(), counts.min(), counts.max()
-        expected = *ends, 100 * (~converged).mean(), 2 * counts.mean(), counts.size
-        np.testing.assert_allclose(measured, expected, rtol=1e-2)
+        params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], cell.params)
+        encoding = cell.model.apply(params, cell.data.test.ids[:, 0], mask).encoding
+        counts, converged = (
+            np.asarray(x)[0].swapaxes(1, 2)[mask] for x in (encoding.num_steps, encoding.converged)
+        )
+        ends = counts.mean(), counts.std(), counts.min(), counts.max(), 100 * (~converged).mean()
+        counted = *ends, 2 * counts.mean(), counts.size
+        measures = oracles.effective_rank, oracles.eigen_entropy, oracles.gini
+        keys = [np.asarray(encoding.keys[0, row, :n]) for row, n in enumerate(lengths[:, 0])]
+        values = np.array([[measure(each) for measure in measures] for each in keys])
+        expected = *values.mean(0), np.abs(values[:, 1] - 0.35).mean(), *counted
+        names = *spectra.METRICS, *convergence.METRICS
+        np.testing.assert_allclose([rows[each, number] for each in names], expected, rtol=1e-2)
 
 
 def test_recovery_is_the_distance_of_the_retrieved_state(cell):
-    def inputs(run, clean, noisy):
-        return [each.embeddings for each in (clean, noisy)]
-
-    (values,), ((clean, noisy),) = (
-        NOISY.collect(cell, fn) for fn in (convergence.recovery, inputs)
-    )
-    block = cells.jax.tree.map(lambda leaf: leaf[0], cell.params["blocks"][0])
+    inputs = lambda run, clean, noisy: [clean.embeddings, noisy.embeddings]  # noqa: E731
+    (values,), (texts,) = (NOISY.collect(cell, fn) for fn in (convergence.recovery, inputs))
+    block = jax.tree.map(lambda leaf: leaf[0], cell.params["blocks"][0])
     row, length = 3, int(values["real"][0, 3].sum())
-
-    def project(x, name):
-        centered = x - x.mean(-1, keepdims=True)
-        normed = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
-        normed = normed * block["attention_norm"]["scale"] + block["attention_norm"]["bias"]
-        layer = block["attention"][name]
-        return np.asarray(normed @ layer["kernel"] + layer["bias"]).reshape(length, 2, -1)
-
-    clean, noisy = (x[0, row, :length].astype(np.float64) for x in (clean, noisy))
-    query, moved, keys = project(clean, "query"), project(noisy, "query"), project(noisy, "key")
-    state = [
-        [
-            oracles.retrieve(q, keys[:, h], 15 / keys.shape[-1] ** 0.5)[0]
-            for h, q in enumerate(token)
-        ]
-        for token in moved
-    ]
-    left = np.linalg.norm((state - query).reshape(length, -1), axis=1)
-    left /= np.linalg.norm((moved - query).reshape(length, -1), axis=1)
+    clean, noisy = (
+        slow.norm(block["attention_norm"], x[0, row, :length].astype(np.float64)) for x in texts
+    )
+    query, moved, keys = (
+        slow.project(block["attention"], name, x).reshape(length, 2, -1)
+        for name, x in (("query", clean), ("query", noisy), ("key", noisy))
+    )
+    state, beta = np.empty_like(moved), 15 / keys.shape[-1] ** 0.5
+    for token, head in np.ndindex(length, 2):
+        state[token, head] = oracles.retrieve(moved[token, head], keys[:, head], beta)[0]
+    left, added = (np.linalg.norm((x - query).reshape(length, -1), axis=1) for x in (state, moved))
     measured = values["distance left, converged"][0, row, :length]
-    np.testing.assert_allclose(measured, left, rtol=1e-2)
+    np.testing.assert_allclose(measured, left / added, rtol=1e-2)
 
 
 def test_groups_have_equal_numbers_in_each_text():
-    rng = np.random.default_rng(0)
-    norm = rng.permutation(17).astype(float)
-    text = np.repeat([0, 1], [9, 8])
-    table = pd.DataFrame({"text": text, "norm": norm, "SNR": norm, "steps": -norm})
+    norm = np.random.default_rng(0).permutation(17).astype(float)
+    table = pd.DataFrame({"text": [0] * 9 + [1] * 8, "norm": norm, "SNR": norm, "steps": -norm})
     table = table.assign(**dict.fromkeys(convergence.DISTANCES, 1.0))
     values = convergence.recovered(table)
-    low, high = (
-        [*np.sort(norm[:9])[part], *np.sort(norm[9:])[part]] for part in (slice(2), slice(-2, None))
-    )
-    assert values["steps, low norm"] == -np.mean(low)
-    assert values["steps, high norm"] == -np.mean(high)
+    for group, part in (("low", slice(2)), ("high", slice(-2, None))):
+        chosen = [np.sort(text)[part] for text in (norm[:9], norm[9:])]
+        assert values[f"steps, {group} norm"] == -np.mean(chosen)
     assert values["steps by norm"] == pytest.approx(-1)
     with pytest.raises(ValueError, match="at least 4 tokens, without special ones, got 3"):
         convergence.recovered(table[:3])
 
 
-def made_up(models, rank, score, seeds=(1, 2, 3)):
-    """Results of models whose effective rank and score are functions of model, seed and level."""
-    shared = {"task": "sst2", "denoiser": "none", "num_examples": 1000}
-    rows = [
-        {**shared, "model": models[0], "seed": 1, "metric": "constant", "score": 50.0, "level": 0}
-    ]
-    for model, seed, level in product(models, seeds, (0.0, 0.5, 1.0, 2.0)):
-        at = {"model": model, "seed": seed, "level": level, "corruption": "gaussian"}
-        at |= {"site": "embedding", "protocol": "sigma"}
-        values = {"effective rank": rank(model, seed, level), "score": score(model, seed, level)}
-        rows += [{**shared, **at, "metric": name, "score": v} for name, v in values.items()]
-    frame = pd.DataFrame(rows).fillna({"corruption": "none", "site": "", "protocol": ""})
+def test_correlations_over_models_are_of_points_and_those_over_levels_may_be_vacuous():
+    shared = {"task": "sst2", "denoiser": "none", "num_examples": 1000, "corruption": "gaussian"}
+    shared |= {"site": "embedding", "protocol": "sigma"}
+    rows = [{**shared, "model": "tinybert", "seed": 1, "metric": "constant", "score": 50.0}]
+    models = enumerate(["tinybert", "robertha", "universal", "freelb", "pgd"])
+    for (place, model), seed, level in product(models, (1, 2, 3), (0.0, 0.5, 1.0, 2.0)):
+        rank = place + 0.1 * seed + 4 * level
+        for metric, score in (("effective rank", rank), ("score", 90 - level * (1 + rank))):
+            at = {"model": model, "seed": seed, "level": level, "metric": metric}
+            rows.append({**shared, **at, "score": score})
+    frame = pd.DataFrame(rows).fillna({"level": 0.0})
     frame.loc[frame.level == 0, tidy.CONDITION] = ["none", "", "", 0.0]
-    return frame
-
-
-def test_a_correlation_over_levels_of_unrelated_models_is_vacuous():
-    rng = np.random.default_rng(0)
-    frame = made_up(
-        ["tinybert", "robertha", "universal", "freelb"],
-        lambda model, seed, level: 6 + 4 * level + rng.normal(),
-        lambda model, seed, level: 90 - 3 * level + 0.3 * rng.normal(),
-    )
     claims = spectra.claims(frame).set_index("claim")
+    assert claims["mean"]["kendall over models, same σ"] == pytest.approx(1)
+    assert claims.verdict["kendall over models, same σ"] == "holds"
     assert claims.verdict["pearson over σ"] == "vacuous"
-    assert claims["mean"]["pearson over σ, drop of other models"] > 0.9
-    assert claims.verdict["pearson over models, same σ"] in ("no difference", "too weak to tell")
-    ((_, _, ranks, drops),) = spectra.noise_tables(frame)
-    with pytest.raises(ValueError, match="at least 4, got 3"):
-        spectra.over_models(ranks[:, :3], drops[:, :3], "kendall")
-
-
-def test_a_correlation_over_models_is_that_of_their_points():
-    offset = {"tinybert": 0.0, "robertha": 1.0, "universal": 2.0, "freelb": 3.0, "pgd": 4.0}
-    frame = made_up(
-        [*offset],
-        lambda model, seed, level: offset[model] + 0.1 * seed + level,
-        lambda model, seed, level: 90 - level * (1 + offset[model] + 0.1 * seed),
-    )
-    claims = spectra.claims(frame).set_index("claim").loc["kendall over models, same σ"]
-    assert claims["mean"] == pytest.approx(1) and claims.verdict == "holds"
 
 
 def test_other_steps_keep_the_weights_and_the_trained_number_the_bits(cell):
@@ -172,21 +178,30 @@ def test_other_steps_keep_the_weights_and_the_trained_number_the_bits(cell):
     assert not np.array_equal(fewer.logits, trained.logits)
 
 
-@pytest.mark.parametrize("suite", [convergence.Convergence, convergence.Steps])
-@pytest.mark.parametrize(
-    "model", ["tinybert", "robertha-no-iteration-no-esr", "robertha-algorithm"]
-)
-def test_a_model_without_own_iterations_is_refused_before_training(flags, suite, model):
-    with pytest.raises(ValueError, match=f"whose queries iterate alone, got {model}"):
-        suite(**{**flags, "model": (model,)}).run()
+def test_wrong_models_and_groups_without_tokens_are_refused_before_training(flags, cell):
+    for model in ("tinybert", "robertha-no-iteration-no-esr", "robertha-algorithm"):
+        for suite in (convergence.Convergence, convergence.Steps):
+            with pytest.raises(ValueError, match=f"that iterate each query, got {model}"):
+                suite(**{**flags, "model": (model,)}).run()
+    table = np.ones((3, cell.data.vocabulary.size, 4))
+    table[:, np.unique(cell.data.test.ids)] = 2
+    empty = cell._replace(params={"tokens": {"embedding": table}})
+    with pytest.raises(ValueError, match="sentiment must have tokens of low norm, got 12 rows"):
+        norms.TESTS[0][0].chosen(empty)
 
 
 @pytest.mark.parametrize(
-    "suite",
-    [spectra.Spectra, convergence.Convergence, partial(convergence.Steps, steps=(0, 1))],
-    ids=["spectra", "convergence", "steps"],
+    "run",
+    [
+        lambda flags: norms.run(norms.Config(**flags)),
+        lambda flags: spectra.Spectra(**flags, noise=FEW).run(),
+        lambda flags: convergence.Convergence(**flags, noise=FEW).run(),
+        lambda flags: convergence.Steps(**flags, noise=FEW, steps=(0, 1)).run(),
+    ],
+    ids=["norms", "spectra", "convergence", "steps"],
 )
-def test_a_suite_writes_its_page_and_claims(flags, cell, suite):
-    folder = suite(**flags, noise=FEW).run()
+def test_a_suite_writes_its_page_and_claims(flags, cell, run, monkeypatch):
+    monkeypatch.setattr(norms, "TESTS", norms.TESTS[3:5])
+    folder = run(flags)
     assert {*tidy.read(folder).model} == {"robertha"}
     assert "comparisons" in (folder / "report.html").read_text()

@@ -25,6 +25,7 @@ candidates = partial(hopfield.candidates, noisy=STATE, patterns=PATTERNS, count=
 estimate = partial(hopfield.estimate_sigma, noisy=PATTERNS, patterns=PATTERNS)
 capacity = partial(hopfield.capacity_snr_db, entropy_bits=10.0, width=2)
 rate = partial(hopfield.recovery_rate, patterns=PATTERNS, sigma=1.0)
+selection = partial(hopfield.select_tokens, scores=STATE, share=0.5)
 ball = partial(hopfield.reconstruction_bound, patterns=PATTERNS, beta=1.0, delta=1.0)
 
 
@@ -59,6 +60,8 @@ ball = partial(hopfield.reconstruction_bound, patterns=PATTERNS, beta=1.0, delta
         (noise, {"signal": STATE}, r"signal .* got \(4,\)$"),
         (noise, {"key": 0}, "key must be a random key, .* got 0"),
         (noise, {"sigma": -0.1}, "sigma must be >= 0, got -0.1"),
+        *((selection, {"share": share}, r"share must be in \[0, 1\]") for share in (1.5, -0.1)),
+        (selection, {"scores": PATTERNS}, "must have shape"),
         (denoise, {"patterns": COMPLEX}, "must be real, got complex"),
         (denoise, {"patterns": EMPTY}, r"patterns, width\) with at least one .*got \(0, 4\)"),
         (denoise, {"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),

@@ -163,9 +163,3 @@ def test_selected_tokens_have_the_highest_scores(rng, share):
         count = max(round(share * length), 1) if share else 0
         best = sorted(range(length), key=lambda place, row=row: (-row[place], place))[:count]
         assert np.flatnonzero(selected).tolist() == sorted(best)
-
-
-def test_selections_of_a_wrong_shape_or_share_are_refused():
-    for share, scores in ((1.5, jnp.ones(3)), (-0.1, jnp.ones(3)), (0.5, jnp.ones((2, 3)))):
-        with pytest.raises(ValueError, match=r"share must be in \[0, 1\]|must have shape"):
-            hopfield.select_tokens(scores, share=share)

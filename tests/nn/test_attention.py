@@ -328,18 +328,3 @@ def test_layers_take_and_return_arrays_and_without_a_mask_all_tokens_are_real(x,
     output = nnx.Sequential(first, layer, last)(x, rngs=nnx.Rngs(3))
     np.testing.assert_array_equal(output, last(layer.attend(first(x), np.ones_like(MASK)).values))
     assert layer(x[:, :0], MASK[:, :0]).shape == (2, 0, WIDTH)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (nn.tinybert, "requires Hopfield attention, got softmax attention"),
-        (partial(robertha, max_steps=0), "max_steps must be >= 1, got 0"),
-        (partial(robertha, preset="algorithm"), "requires scope=\"query\", got 'text'"),
-    ],
-)
-def test_only_queries_that_iterate_alone_are_retrieved(model, message):
-    model = model(3, 2, width=4, ff_width=4, num_layers=1, max_length=5)
-    params = model.init(jax.random.key(0))
-    with pytest.raises(ValueError, match=message):
-        model.apply(params, jnp.ones((2, 5, 4)), jnp.asarray(MASK), method="retrieve")
