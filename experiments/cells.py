@@ -14,7 +14,6 @@ checkpoint. A lock prevents two processes from training the same cell.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -89,7 +88,6 @@ class Cell(NamedTuple):
     at_embedding: Predictor | None = None
     loud: bool = False  # whether its tokens are scaled by `with_loud_tokens`
     variant: Variant | None = None  # of the spec, with its precision
-    max_steps: int | None = None  # see `with_steps`; None as trained
 
 
 def digest(data: TaskData) -> str:
@@ -125,7 +123,8 @@ def train(
         hopfax.train.loop.DivergedError: Training diverged.
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
-    built = _built(spec, variant, data)
+    sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
+    built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if partial.exists() or not folder.exists():
         with locked(partial):
@@ -145,21 +144,6 @@ def train(
     cell = Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
     cell = cell._replace(variant=variant)
     return with_loud_tokens(cell) if variant.loud else cell
-
-
-def _built(spec: Spec, variant: Variant, data: TaskData) -> Trainable:
-    sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
-    return build(variant, data.spec, log_prior=log_prior(data), **sizes)
-
-
-def with_steps(cell: Cell, max_steps: int) -> Cell:
-    """Returns the trained model with another maximum number of Hopfield updates, 0 for none."""
-    assert cell.variant
-    options = {**cell.variant.options, "max_steps": max_steps}
-    built = _built(cell.spec, dataclasses.replace(cell.variant, options=options), cell.data)
-    predictor = make_predictor(built.model, sharding=cell.predictor.sharding)
-    changes = {"iterates": built.iterates, "max_steps": max_steps}
-    return cell._replace(model=built.model, predictor=predictor, **changes)
 
 
 def with_loud_tokens(cell: Cell) -> Cell:

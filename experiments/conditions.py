@@ -76,8 +76,6 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
         key = {"condition": key, "denoiser": cell.denoiser}
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
-    if cell.max_steps is not None:
-        key = {"condition": key, "max_steps": cell.max_steps}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
     if path.exists():
         try:

@@ -1,4 +1,4 @@
-"""Norms, spectra, steps and recovery against direct computations, and claims on made-up scores."""
+"""Norms and spectra against direct computations, and claims on made-up scores."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -8,16 +8,14 @@ import numpy as np
 import oracles
 import pandas as pd
 import pytest
-from nn import slow
 
 from experiments import cells, conditions, report, runner, tidy
 from experiments.models import variant
-from experiments.robertha import convergence, norms, spectra
+from experiments.robertha import norms, spectra
 from experiments.runner import Trial
 from experiments.settings import Data, Noise, Training, resolved
 from hopfax.train.state import seed_keys
 
-NOISY = conditions.Gaussian(site="token", protocol="matched", level=1.0)
 FEW = Noise(levels=(2.0,), sites=("embedding", "token"), protocols=("sigma", "matched"))
 
 
@@ -41,7 +39,7 @@ def flags(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cell(flags):
-    config = resolved(convergence.Convergence(**flags))
+    config = resolved(spectra.Spectra(**flags))
     trial = Trial("sentiment", "robertha", variant("robertha"), ())
     return runner.open_cell(config, trial, runner.load(config, "sentiment"))
 
@@ -95,61 +93,20 @@ def test_verdicts_compare_with_the_paper_and_few_flips_have_no_ratio(tmp_path):
     assert found["mean"].first().iloc[2:].round(2).tolist() == [4.53, 1.0]
 
 
-def test_spectra_and_counts_are_those_of_each_text(flags, cell):
-    rows = {
-        (row["metric"], row["seed"]): row["score"]
-        for suite in (spectra.Spectra(**flags), convergence.Convergence(**flags))
-        for row in suite.rows(cell, conditions.Gaussian(), model="robertha")
-    }
+def test_spectra_are_those_of_each_text(flags, cell):
+    found = spectra.Spectra(**flags).rows(cell, conditions.Gaussian(), model="robertha")
+    rows = {(row["metric"], row["seed"]): row["score"] for row in found}
     lengths = cell.data.test.lengths
     mask = np.arange(cell.data.test.ids.shape[-1]) < lengths
     for seed, number in enumerate(cell.spec.seeds):
         params = jax.tree.map(lambda leaf, seed=seed: leaf[seed], cell.params)
         encoding = cell.model.apply(params, cell.data.test.ids[:, 0], mask).encoding
-        counts, converged = (
-            np.asarray(x)[0].swapaxes(1, 2)[mask] for x in (encoding.num_steps, encoding.converged)
-        )
-        ends = counts.mean(), counts.std(), counts.min(), counts.max(), 100 * (~converged).mean()
-        counted = *ends, 2 * counts.mean(), counts.size
         measures = oracles.effective_rank, oracles.eigen_entropy, oracles.gini
         keys = [np.asarray(encoding.keys[0, row, :n]) for row, n in enumerate(lengths[:, 0])]
         values = np.array([[measure(each) for measure in measures] for each in keys])
-        expected = *values.mean(0), np.abs(values[:, 1] - 0.35).mean(), *counted
-        names = *spectra.METRICS, *convergence.METRICS
-        np.testing.assert_allclose([rows[each, number] for each in names], expected, rtol=1e-2)
-
-
-def test_recovery_is_the_distance_of_the_retrieved_state(cell):
-    inputs = lambda run, clean, noisy: [clean.embeddings, noisy.embeddings]  # noqa: E731
-    (values,), (texts,) = (NOISY.collect(cell, fn) for fn in (convergence.recovery, inputs))
-    block = jax.tree.map(lambda leaf: leaf[0], cell.params["blocks"][0])
-    row, length = 3, int(values["real"][0, 3].sum())
-    clean, noisy = (
-        slow.norm(block["attention_norm"], x[0, row, :length].astype(np.float64)) for x in texts
-    )
-    query, moved, keys = (
-        slow.project(block["attention"], name, x).reshape(length, 2, -1)
-        for name, x in (("query", clean), ("query", noisy), ("key", noisy))
-    )
-    state, beta = np.empty_like(moved), 15 / keys.shape[-1] ** 0.5
-    for token, head in np.ndindex(length, 2):
-        state[token, head] = oracles.retrieve(moved[token, head], keys[:, head], beta)[0]
-    left, added = (np.linalg.norm((x - query).reshape(length, -1), axis=1) for x in (state, moved))
-    measured = values["distance left, converged"][0, row, :length]
-    np.testing.assert_allclose(measured, left / added, rtol=1e-2)
-
-
-def test_groups_have_equal_numbers_in_each_text():
-    norm = np.random.default_rng(0).permutation(17).astype(float)
-    table = pd.DataFrame({"text": [0] * 9 + [1] * 8, "norm": norm, "SNR": norm, "steps": -norm})
-    table = table.assign(**dict.fromkeys(convergence.DISTANCES, 1.0))
-    values = convergence.recovered(table)
-    for group, part in (("low", slice(2)), ("high", slice(-2, None))):
-        chosen = [np.sort(text)[part] for text in (norm[:9], norm[9:])]
-        assert values[f"steps, {group} norm"] == -np.mean(chosen)
-    assert values["steps by norm"] == pytest.approx(-1)
-    with pytest.raises(ValueError, match="at least 4 tokens, without special ones, got 3"):
-        convergence.recovered(table[:3])
+        expected = *values.mean(0), np.abs(values[:, 1] - 0.35).mean()
+        measured = [rows[each, number] for each in spectra.METRICS]
+        np.testing.assert_allclose(measured, expected, rtol=1e-2)
 
 
 def test_correlations_over_models_are_of_points_and_those_over_levels_may_be_vacuous():
@@ -170,19 +127,7 @@ def test_correlations_over_models_are_of_points_and_those_over_levels_may_be_vac
     assert claims.verdict["pearson over σ"] == "vacuous"
 
 
-def test_other_steps_keep_the_weights_and_the_trained_number_the_bits(cell):
-    same, fewer = (conditions.predictions(cells.with_steps(cell, n), NOISY) for n in (50, 0))
-    trained = conditions.predictions(cell, NOISY)
-    assert same.logits.tobytes() == trained.logits.tobytes()
-    assert np.array_equal(same.num_steps, trained.num_steps) and not fewer.num_steps.any()
-    assert not np.array_equal(fewer.logits, trained.logits)
-
-
-def test_wrong_models_and_groups_without_tokens_are_refused_before_training(flags, cell):
-    for model in ("tinybert", "robertha-no-iteration-no-esr", "robertha-algorithm"):
-        for suite in (convergence.Convergence, convergence.Steps):
-            with pytest.raises(ValueError, match=f"that iterate each query, got {model}"):
-                suite(**{**flags, "model": (model,)}).run()
+def test_groups_without_tokens_are_refused(cell):
     table = np.ones((3, cell.data.vocabulary.size, 4))
     table[:, np.unique(cell.data.test.ids)] = 2
     empty = cell._replace(params={"tokens": {"embedding": table}})
@@ -195,10 +140,8 @@ def test_wrong_models_and_groups_without_tokens_are_refused_before_training(flag
     [
         lambda flags: norms.run(norms.Config(**flags)),
         lambda flags: spectra.Spectra(**flags, noise=FEW).run(),
-        lambda flags: convergence.Convergence(**flags, noise=FEW).run(),
-        lambda flags: convergence.Steps(**flags, noise=FEW, steps=(0, 1)).run(),
     ],
-    ids=["norms", "spectra", "convergence", "steps"],
+    ids=["norms", "spectra"],
 )
 def test_a_suite_writes_its_page_and_claims(flags, cell, run, monkeypatch):
     monkeypatch.setattr(norms, "TESTS", norms.TESTS[3:5])
