@@ -156,10 +156,10 @@ def reconstruction_bound(
             moved = jax.lax.cumlogsumexp(logits + jnp.log(distances))
             return jnp.max(jnp.exp(moved - jnp.logaddexp(0, jax.lax.cumlogsumexp(logits))))
 
-        def grow(_: int, radius: Array) -> Array:  # past the ball, so that rounding cannot hide it
+        def grow(_: Any, radius: Array) -> Array:  # past the ball, so that rounding cannot hide it
             return jnp.maximum(radius, 1.001 * image(radius))
 
-        def shrink(_: int, radius: Array) -> Array:
+        def shrink(_: Any, radius: Array) -> Array:
             return jnp.minimum(radius, image(radius))
 
         radius = jax.lax.fori_loop(0, 50, grow, jnp.asarray(delta, patterns.dtype))
