@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "experiments"
 RESULTS = EXPERIMENTS / "results"
-PAGES = {"robertha": 1_300, "noise_stability": 940, "memory": 1_150, "speed": 390, "README": 270}
+PAGES = {"robertha": 1_300, "noise_stability": 940, "memory": 1_150, "speed": 380, "README": 270}
 
 
 def files(folder, pattern="*"):
@@ -31,12 +31,12 @@ def first_screen():
 @pytest.mark.parametrize(
     ("measured", "limit"),
     [
-        pytest.param(lambda: lines(*files(ROOT / "hopfax", "*.py")), 13_900, id="hopfax"),
-        pytest.param(lambda: lines(*files(EXPERIMENTS, "*.py")), 10_630, id="experiments"),
-        pytest.param(lambda: lines(*files(ROOT / "tests", "*.py")), 13_310, id="tests"),
+        pytest.param(lambda: lines(*files(ROOT / "hopfax", "*.py")), 14_180, id="hopfax"),
+        pytest.param(lambda: lines(*files(EXPERIMENTS, "*.py")), 11_330, id="experiments"),
+        pytest.param(lambda: lines(*files(ROOT / "tests", "*.py")), 13_260, id="tests"),
         pytest.param(lambda: max(map(lines, files(EXPERIMENTS, "*.py"))), 450, id="longest file"),
         pytest.param(lambda: lines(*files(EXPERIMENTS / "pages", "*.py")), 610, id="written pages"),
-        pytest.param(lambda: len(files(RESULTS)), 42, id="files of results"),
+        pytest.param(lambda: len(files(RESULTS)), 41, id="files of results"),
         pytest.param(
             lambda: sum(path.stat().st_size for path in files(RESULTS)), 7_000_000, id="bytes"
         ),

@@ -32,7 +32,7 @@ from experiments.rundir import open_run, write_whole
 
 PACKAGE = "experiments.benchmarks"
 CASES = (
-    "train_step", "evaluation", "retrieval", "noise", "stability", "memory", "denoise",
+    "train_step", "evaluation", "retrieval", "stability", "memory", "denoise",
     "pretrained", "command", "calls",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")

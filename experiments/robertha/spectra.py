@@ -135,8 +135,8 @@ def differences(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
             yield gaps.assign(claim=f"ESR: {metric}", paper=gaps.level.map(paper))
             if metric == METRICS[-1]:
                 table = tidy.summarize(ours[ours.level == 0])
-                cases = [table.low.isna(), table.high < NEAR]
-                verdict = np.select(cases, ["n/a", "holds"], "does not hold")
+                cases = [table.low.isna(), table.high < NEAR, table.low > NEAR]
+                verdict = np.select(cases, ["n/a", "holds", "does not hold"], "too weak to tell")
                 yield table.assign(claim=metric, paper=DISTANCE, verdict=verdict)
 
 
