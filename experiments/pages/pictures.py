@@ -35,7 +35,7 @@ def robertha_norms() -> Figure:
     """Predictions that noise on tokens of low, high or any norm turns wrong."""
     rows = norms.intervals(pd.concat([frame("norms", run) for run in runs("norms")]), "flips")
     rows = tidy.select(rows, protocol="per-token", corruption=norms.GROUPS)
-    axes = {"xlabel": "noise on a quarter of the tokens", "ylabel": "flips, %"}
+    axes: Any = {"xlabel": "noise on a quarter of the words", "ylabel": "flips, %"}
     return figures.facets(rows, x="noise", hue="corruption", col="subject", **axes)
 
 

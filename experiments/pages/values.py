@@ -168,7 +168,7 @@ def smoothed() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def certified(system: str) -> pd.Series:
     """The radius that half of the texts reach with the right label, at the best SNR."""
-    return smoothed()[0].set_index("model").loc[system]
+    return tidy.select(smoothed()[0], model=system).iloc[0]
 
 
 def runs(suite: str) -> dict[str, Any]:
