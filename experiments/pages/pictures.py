@@ -35,7 +35,10 @@ def robertha_norms() -> Figure:
     """Predictions that noise on tokens of low, high or any norm turns wrong."""
     rows = norms.intervals(pd.concat([frame("norms", run) for run in runs("norms")]), "flips")
     rows = tidy.select(rows, protocol="per-token", corruption=norms.GROUPS)
-    axes: Any = {"xlabel": "noise on a quarter of the words", "ylabel": "flips, %"}
+    axes: Any = {
+        "xlabel": "noise on a quarter of the words",
+        "ylabel": "correct predictions lost, %",
+    }
     return figures.facets(rows, x="noise", hue="corruption", col="subject", **axes)
 
 

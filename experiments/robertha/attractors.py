@@ -8,21 +8,20 @@ of low-rank keys are well separated; 2^(d/2) patterns can be stored.
 Command: `python -m experiments attractors` (two minutes on two cores). With
 `--run runs/robustness/ID --model robertha` also on the keys of a trained model.
 
-Expected: no such C, since the attractor is not the pattern: within the basin, their distance does
-not depend on δ, and it is larger at low rank. (From its own attractor, it is 0.) Wide basins are
-shared: at higher λ₁/λ₂, fewer attractors are left, and the basins of patterns that keep their own
-are narrower.
+Expected: no such C: retrieval ends at the attractor, whose distance from the pattern does not
+depend on δ within the basin, and is larger at low rank. Wide basins are shared: at higher λ₁/λ₂,
+fewer attractors are left, and the basins of patterns that keep their own are narrower.
 
 Random keys are normal, with the spectrum of a power law or a spike. All keys are scaled to
-variance 1 (the trace of their covariance), trained ones for each text, layer and head, with the β
-that keeps the model's mean product of β and variance. A basin's radius is the largest distance from
+variance 1 (the trace of their covariance), trained ones per text, layer and head. βE is β times
+variance; for trained keys, it is the model's mean. A basin's radius is the largest distance from
 which queries in all of some random directions end where the pattern itself does.
 
 Rules: `tidy.verdict` with 95 % intervals by resampling key sets, of the exponent of δ in the mean
 distance (paper: 1), of Spearman's correlations over key sets (paper: 1), and of the bits per
 coordinate of log₂ N (paper: 0.5). N is the largest power of two of random patterns on a sphere of
 radius K √(d - 1) that are all retrieved, at β = 1, from queries at a tenth of the radius; widths at
-which a set retrieves all that are tried do not count. It should exceed the bound of Ramsauer et al.
+which a set stores every N tried are left out. N should exceed the bound of Ramsauer et al.
 (2021), Theorem 3, where that is at least 2 (share of sets: 1).
 """
 

@@ -1,30 +1,30 @@
 """Are tokens whose embeddings have a low norm more vulnerable to noise?
 
 Paper: Podasca and Das (2026), section 3, Tables 1 and 16 to 20, Figures 3, 4 and 8. Claims: noise
-on low-norm tokens turns right predictions of BERT wrong 3.3 times as often as noise of the same σ
-on high-norm tokens (SST-2: 14.9 against 3.9 %); TinyBERT's ratio is larger.
+on low-norm tokens flips right predictions of BERT to wrong on average 3.3 times as often as noise
+of the same σ on high-norm tokens (SST-2: 14.9 against 3.9 %); TinyBERT's ratio is larger.
 
 Command: `python -m experiments norms --task sst2 --data-dir DIR` (TinyBERT from scratch), or with
 `--pretrained FOLDER` for a fine-tuned encoder, and the flags of the `robustness` or `fine-tuning`
 run whose models to test; they are not trained again.
 
-Expected: of the paper's groups, the one that covers more of a text flips more predictions. With as
-many tokens and the same SNR, low-norm tokens are no more vulnerable than others.
+Expected: of the paper's groups, the one that covers more of a text flips more predictions. At
+equal token counts and SNR, low-norm tokens are no more vulnerable than others.
 
 Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
 the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
 1.0 and above 1.5. Same SNR per token, the fair protocol: a quarter of each text's tokens, those
-with the lowest norms or the highest. Random tokens are as many as low-norm ones in both. Special
+with the lowest norms or the highest. Both draw as many random tokens as low-norm ones. Special
 tokens are never chosen.
 
-Eq. 6, SNR = ‖e‖²/σ², leaves out the width, so σ has two readings: 0.5, 1 and 2 as the norm of a
-token's noise are +9, +3 and -3 dB at BERT's mean norm of 1.40; 0.5 as the deviation of each of 768
-entries is -20 dB. The levels are these four, in units of the table's root mean square.
+Eq. 6, SNR = ‖e‖²/σ², omits the width, so σ is ambiguous. At BERT's mean norm of 1.40, noise of
+norm 0.5, 1 and 2 is at +9, +3 and -3 dB; noise of standard deviation 0.5 in each of 768 entries is
+at -20 dB. These are the levels, in units of the table's root mean square.
 
-Verdicts are at the strongest noise: low minus high in points against the difference in Table 19
-(`tidy.verdict`), by both protocols; for the same σ also the ratio on a logarithmic scale, undefined
-unless each seed has ten flips in both groups, and by what TinyBERT's ratio exceeds the encoder's.
-Intervals include seeds and rows. A predicted score is right within one point of its label.
+Verdicts (`tidy.verdict`) are at the strongest noise. Both protocols compare low minus high, in
+points, with Table 19. At the same σ, two more: the log ratio, if each seed has ten flips in both
+groups, and its difference between TinyBERT and the encoder. Intervals include seeds and rows. A
+predicted score is right within one point of its label.
 """
 
 from __future__ import annotations

@@ -195,14 +195,14 @@ class Hyperparameters(Noisy):
     0.35, 0.05 and 15; without ESR, or with a large weight, strong noise costs MRPC about 5 points
     more.
 
-    Command: `python -m experiments hyperparameters` (19 Robertha models on an embedded task), or
+    Command: `python -m experiments hyperparameters` (19 Robertha models on a synthetic task), or
     the paper's tasks: `--task mrpc boolq --data-dir DIR --vocab DIR/vocab.txt`. On an encoder that
     learns them: `--pretrained FOLDER --model pretrained-esr pretrained-esr-esr-target-5 ...`.
 
     Expected: no more intervals that exclude zero than chance predicts.
 
     One parameter changes at a time. At targets above 1, ESR only raises the entropy. With models
-    that change both, such as robertha-esr-weight-1-esr-target-5, the page draws both.
+    that change both, such as robertha-esr-weight-1-esr-target-5, the page plots scores by both.
     """
 
     NAME = "hyperparameters"

@@ -118,15 +118,15 @@ def _check_share(scores: Any, *, share: Any, mask: Any = None) -> None:
 def select_tokens(
     scores: Float[Array, " tokens"], *, share: float | Float[Array, ""], mask: Mask = None
 ) -> Bool[Array, " tokens"]:
-    r"""Selects the real tokens with the highest scores, as a mask for `gaussian_noise`.
+    r"""Returns a mask of the real tokens with the highest scores, for `gaussian_noise`.
 
-    Scores are for instance norms (the loudest tokens), negative norms (the quietest) or uniform
-    draws (random tokens). Of tokens with the same score, the first are selected.
+    Scores are for instance norms, negative norms (lowest norm first) or uniform draws. Of tokens
+    with the same score, the first are selected.
 
     Args:
-        scores: Score of each token, real and not nan.
-        share: Share of the real tokens, in [0, 1]. Their number is rounded, to at least one unless
-            the share is 0.
+        scores: Score of each token, floating-point and not nan.
+        share: Share of the real tokens, in [0, 1]. The count is rounded, and at least one if
+            `share` > 0.
         mask: True where a token is real; other tokens are never selected. None means all.
 
     Returns:

@@ -100,9 +100,9 @@ def capacity_snr_db(
 def reconstruction_bound(
     patterns: Patterns, *, beta: Beta, delta: Scalar, mask: Mask = None
 ) -> Float[Array, " patterns"]:
-    r"""Bounds the distance from each pattern to where retrieval from queries near it ends.
+    r"""Bounds how far from each pattern retrieval ends, for queries near it.
 
-    Every limit of `retrieve` from a query within $\delta$ of $x_i$ is within the bound of $x_i$.
+    Every limit of `retrieve` from a query within $\delta$ of $x_i$ is at most this far from $x_i$.
     If a state is within r of $x_i$, the ratio of pattern j's weight to that of $x_i$ is at most
     $w_j$, and its update is within $g_i(r)$ of $x_i$:
 
@@ -110,7 +110,7 @@ def reconstruction_bound(
     g_i(r) = \max_k \frac{\sum_{j \le k} w_j d_j}{1 + \sum_{j \le k} w_j}, \qquad
     d_1 \ge d_2 \ge \dots$$
 
-    where $d_j = \|x_i - x_j\|$. A ball with $g_i(r) \le r$ is mapped into itself. The bound is the
+    where $d_j = \|x_i - x_j\|$. If $g_i(r) \le r$, updates stay within r of $x_i$. The bound is the
     limit of r, $g_i(r)$, $g_i(g_i(r))$, ... from the smallest such $r \ge \delta$.
 
     Args:
@@ -121,7 +121,7 @@ def reconstruction_bound(
 
     Returns:
         The bound for each pattern, exact for two patterns; nan where `mask` is False. At most the
-        distance to the farthest pattern, which always holds.
+        distance to the farthest pattern, itself a bound.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,8 +135,8 @@ def reconstruction_bound(
 
     References:
         Robertha, Theorem 2, which states $C\, r_{eff}\, \delta$ for an effective rank $r_{eff}$ and
-        a constant C. That tends to 0 with $\delta$; the distance does not, since the attractor is
-        not the pattern itself.
+        a constant C. This product tends to 0 with $\delta$; the distance does not, since the
+        attractor is not the pattern itself.
     """
     patterns, prior, _ = prepare(patterns, None, mask)
     patterns, real = clear(patterns, prior), jnp.isfinite(prior)

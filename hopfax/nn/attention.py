@@ -243,7 +243,7 @@ class HopfieldAttention(Layer):
         `steps` replaces `max_steps` if it is not None. Padding takes one step.
 
         Raises:
-            ValueError: There are no steps, or `scope` is not `"query"`.
+            ValueError: The number of steps is below 1, or `scope` is not `"query"`.
 
         Example:
             >>> import jax.numpy as jnp

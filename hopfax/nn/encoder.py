@@ -329,7 +329,7 @@ class Encoder(Layer):
         """Returns the first layer's queries and states, see `HopfieldAttention.retrieve`.
 
         Raises:
-            ValueError: As there, or the layer has softmax attention.
+            ValueError: As in `HopfieldAttention.retrieve`, or the attention is softmax.
         """
         block, x, _ = next(self._walk(embeddings, mask, types))
         if not isinstance(block.attention, HopfieldAttention):

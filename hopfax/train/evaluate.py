@@ -338,10 +338,10 @@ def predict(
         params: Parameters stacked over any number of seeds.
         buckets: The set, from `hopfax.data.to_buckets`.
         noise: The noise to add; None for clean inputs.
-        chosen: True where the noise is added, for each model and the rows in the order of their
-            `index`, such as from `hopfax.hopfield.select_tokens`; tokens beyond the array have
-            none. The noise of a chosen token is the same as without this argument, and so is
-            `"matched"`'s level, relative to the whole text. None means all tokens.
+        chosen: True where noise is added, such as from `hopfax.hopfield.select_tokens`. Rows are
+            sorted by `index`; tokens beyond the array get no noise. Chosen tokens get the same
+            noise as without this argument: `"matched"` still refers to the whole text. None means
+            all tokens.
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
             With the `released` preset, which stops all queries by one norm over the batch,
             predictions depend on it: use that of the released program, which however has no
@@ -397,12 +397,12 @@ def collect(
     """Applies a function to every text, with the noise that `predict` adds.
 
     Args:
-        model: A model.
+        model: The encoder.
         params: Parameters stacked over any number of seeds.
-        buckets: See `predict`, as for `noise` and `batch_size`.
+        buckets: The set, see `predict`.
         fn: `fn(run, clean, noisy)` returns a pytree of arrays `(texts, ...)`. `clean` and `noisy`
             are `Texts` without and with noise, and `run(*inputs, method=name)` calls a method of
-            the model. It is compiled once for each function, padded length and batch size.
+            the model. `fn` is compiled once per padded length and batch size.
         noise: The noise to add; None for none.
         batch_size: Rows per call.
 
