@@ -197,8 +197,9 @@ class Gaussian:
 
     def collect(self, cell: Cell, fn: Callable[..., Any]) -> list[Any]:
         """Applies a function to the reported texts, see `hopfax.train.evaluate.collect`."""
-        split = split_of(cell, cell.data.test)
-        return collect(cell.model, cell.params, split, fn, noise=self.drawn(cell))
+        split, inner = split_of(cell, cell.data.test), self.site == "embedding"
+        model = ((inner and cell.at_embedding) or cell.predictor).model
+        return collect(model, cell.params, split, fn, noise=self.drawn(cell))
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,29 @@
 """Do concentrated keys make retrieval more exact, and its basins wider and better separated?
 
-Paper: Podasca and Das (2026), Theorems 2 and 3, sections 2.2 and 2.3. Claims: retrieval
-from a distance δ of a pattern ends within C r_eff δ of it, with a constant C and the effective rank
-r_eff of the keys; basin radii are proportional to λ₁/λ₂ of the keys' covariance, and the attractors
-of low-rank keys are well separated; 2^(d/2) patterns can be stored.
+Paper: Podasca and Das (2026), Theorems 2 and 3, sections 2.2 and 2.3. Claims: retrieval from a
+distance δ of a pattern ends within C r_eff δ of it, with a constant C and the effective rank r_eff
+of the keys; basin radii are proportional to λ₁/λ₂ of the keys' covariance, and the attractors of
+low-rank keys are well separated; 2^(d/2) patterns can be stored.
 
-Command: `python -m experiments attractors` (two minutes on two cores). With
-`--run runs/robustness/ID --model robertha` also on the keys of a trained model.
+Command: `python -m experiments attractors` (two minutes on two cores). With `--run
+runs/robustness/ID --model robertha` also on the keys of a trained model.
 
 Expected: no such C: retrieval ends at the attractor, whose distance from the pattern does not
 depend on δ within the basin, and is larger at low rank. Wide basins are shared: at higher λ₁/λ₂,
 fewer attractors are left, and the basins of patterns that keep their own are narrower.
 
-Random keys are normal, with the spectrum of a power law or a spike. All keys are scaled to
-variance 1 (the trace of their covariance), trained ones per text, layer and head. βE is β times
-variance; for trained keys, it is the model's mean. A basin's radius is the largest distance from
-which queries in all of some random directions end where the pattern itself does.
+Random keys are normal, with the spectrum of a power law or a spike. All keys are scaled to variance
+1 (the trace of their covariance), trained ones per text, layer and head. βE is β times variance;
+for trained keys, it is the model's mean. A basin's radius is the largest distance from which
+queries in all of some random directions end where the pattern itself does.
 
-Rules: `tidy.verdict` with 95 % intervals by resampling key sets, of the exponent of δ in the mean
-distance (paper: 1), of Spearman's correlations over key sets (paper: 1), and of the bits per
-coordinate of log₂ N (paper: 0.5). N is the largest power of two of random patterns on a sphere of
-radius K √(d - 1) that are all retrieved, at β = 1, from queries at a tenth of the radius; widths at
-which a set stores every N tried are left out. N should exceed the bound of Ramsauer et al.
-(2021), Theorem 3, where that is at least 2 (share of sets: 1).
+Rules: `tidy.verdict` with 95 % intervals by resampling key sets (trained: heads of layers and
+seeds, with all texts), of the exponent of δ in the mean distance (paper: 1), of Spearman's
+correlations over key sets (paper: 1), and of the bits per coordinate of log₂ N (paper: 0.5). N is
+the largest power of two of random patterns on a sphere of radius K √(d - 1) that are all retrieved,
+at β = 1, from queries at a tenth of the radius; widths at which a set stores every N tried are left
+out. N should exceed the bound of Ramsauer et al. (2021), Theorem 3, where that is at least 2 (share
+of sets: 1).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def run(config: Config) -> Path:
     names = np.repeat([*SPECTRA], budget.num_sets)
     normal = jax.random.normal(jax.random.key(0), (len(names), NUM_KEYS, WIDTH))
     keys = normal * np.sqrt([SPECTRA[name] for name in names])[:, None]
-    parts = {f"random keys, βE = {each:g}": partial(rows, "random", names, keys, each, budget)
+    parts = {f"random keys, βE = {each:g}": partial(rows, "random", names, None, keys, each, budget)
              for each in SHARPNESS}  # fmt: skip
     if config.run:
         parts["trained keys"] = partial(rows, *trained_keys(config), budget)
@@ -116,8 +117,8 @@ def run(config: Config) -> Path:
     return runner.fill("attractors", config, jobs, page, plan=budget._asdict())
 
 
-def trained_keys(config: Config) -> tuple[str, np.ndarray, Array, float]:
-    """Task, layers, keys of every seed, text and head, and β times the mean variance."""
+def trained_keys(config: Config) -> tuple[str, np.ndarray, np.ndarray, Array, float]:
+    """Task; layers, groups and keys of every seed, text and head; β times the mean variance."""
     cell, _ = runner.open_trained(str(config.run), model=config.model, task=config.task)
     data, attention = cell.data.test, cell.model.config.attention
     long = np.flatnonzero(data.lengths[:, 0] >= NUM_KEYS)[:TEXTS]
@@ -132,10 +133,12 @@ def trained_keys(config: Config) -> tuple[str, np.ndarray, Array, float]:
 
     keys = jnp.moveaxis(jax.lax.map(of_seed, cell.params), (1, 4), (0, 3))
     names = np.repeat([f"layer {n + 1}" for n in range(len(keys))], keys[0, ..., 0, 0].size)
-    keys = keys.reshape(-1, *keys.shape[-2:])
+    layers, seeds, texts, heads = keys.shape[:4]
+    groups = np.arange(layers * seeds * heads).reshape(layers, seeds, 1, heads)
+    groups, keys = groups.repeat(texts, axis=2).ravel(), keys.reshape(-1, *keys.shape[-2:])
     scale = keys.shape[-1] ** -0.5 if attention.get("scale_beta", True) else 1.0
     sharpness = scale * attention.get("beta", 1.0) * jnp.mean(variance(keys))
-    return cell.spec.task, names, keys, float(sharpness)
+    return cell.spec.task, names, groups, keys, float(sharpness)
 
 
 def variance(keys: Float[Array, "*sets keys width"]) -> Float[Array, "*sets"]:
@@ -143,14 +146,16 @@ def variance(keys: Float[Array, "*sets keys width"]) -> Float[Array, "*sets"]:
     return jnp.sum(jnp.var(keys, axis=-2), axis=-1)
 
 
-def rows(task: str, names: Any, keys: Array, sharpness: float, budget: Budget) -> pd.DataFrame:
-    """Rows of results.csv of key sets."""
+def rows(
+    task: str, names: Any, groups: Any, keys: Array, sharpness: float, budget: Budget
+) -> pd.DataFrame:
+    """Rows of results.csv of key sets, and the groups that intervals resample."""
     draws = jax.random.split(jax.random.key(1), len(keys))
     one = partial(measured, beta=sharpness, directions=budget.directions)
     by_set, by_delta = jax.tree.map(np.asarray, jax.lax.map(lambda pair: one(*pair), (keys, draws)))
     shared = {name: by_set.pop(name) for name in ("effective_rank", "ratio")}
-    table = pd.DataFrame({"task": task, "model": names, "sharpness": sharpness, **shared})
-    table = table.assign(seed=table.index, corruption="shift", level=0.0)
+    table = pd.DataFrame({"task": task, "model": names, "group": groups, **shared})
+    table = table.assign(sharpness=sharpness, seed=table.index, corruption="shift", level=0.0)
     parts = [table.assign(metric=name, score=score) for name, score in by_set.items()]
     for place, delta in enumerate(DELTAS):
         columns = {name: each[:, place] for name, each in by_delta.items()}
@@ -244,11 +249,13 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for subject, table in frame.groupby(subjects(frame), sort=False):
         scores = table.pivot(index="seed", columns=["metric", "level"], values="score")
+        groups = table.group.fillna(table.seed).groupby(table.seed).first()
+        sets = [*pd.Series(range(len(scores))).groupby(groups.to_numpy()).indices.values()]
         for claim, paper, statistic in statistics(table, scores):
-            mean = statistic(np.arange(len(scores)))
-            low = high = np.nan
+            of_groups = lambda picks: statistic(np.concatenate([sets[i] for i in picks]))  # noqa: B023, E731
+            mean, low, high = of_groups(range(len(sets))), np.nan, np.nan
             if np.isfinite(mean):
-                low, high = tidy.bootstrap(len(scores), statistic)
+                low, high = tidy.bootstrap(len(sets), of_groups)
             lines.append((subject, claim, paper, mean, low, high, tidy.verdict(low, high, paper)))
     return pd.DataFrame(lines, columns=[*tidy.CLAIMS])
 

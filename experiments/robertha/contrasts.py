@@ -99,10 +99,7 @@ def page(folder: Path, contrasts: Sequence[Contrast]) -> Page:
 
 
 def sweep(folder: Path, variants: Mapping[str, Variant]) -> Page:
-    """Returns the page of a run, with a figure of models that differ in ESR's target and weight.
-
-    It shows the first panel, where a model does the task, of two weights with two targets each.
-    """
+    """Returns the page of a run, with scores by ESR's weight and target if both vary."""
     from experiments import gaussian, report, tidy
     from experiments.models import SYMBOLS
 

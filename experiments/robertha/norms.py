@@ -8,8 +8,8 @@ Command: `python -m experiments norms --task sst2 --data-dir DIR` (TinyBERT from
 `--pretrained FOLDER` for a fine-tuned encoder, and the flags of the `robustness` or `fine-tuning`
 run whose models to test; they are not trained again.
 
-Expected: of the paper's groups, the one that covers more of a text flips more predictions. At
-equal token counts and SNR, low-norm tokens are no more vulnerable than others.
+Expected: of the paper's groups, the one that covers more of a text flips more predictions. At equal
+token counts and SNR, low-norm tokens are no more vulnerable than others.
 
 Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
 the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
@@ -17,9 +17,9 @@ the training texts' tokens (unused tokens have the lowest norms), the shares of 
 with the lowest norms or the highest. Both draw as many random tokens as low-norm ones. Special
 tokens are never chosen.
 
-Eq. 6, SNR = ‖e‖²/σ², omits the width, so σ is ambiguous. At BERT's mean norm of 1.40, noise of
-norm 0.5, 1 and 2 is at +9, +3 and -3 dB; noise of standard deviation 0.5 in each of 768 entries is
-at -20 dB. These are the levels, in units of the table's root mean square.
+Eq. 6, SNR = ‖e‖²/σ², omits the width, so σ is ambiguous. At BERT's mean norm of 1.40, noise of norm
+0.5, 1 and 2 is at +9, +3 and -3 dB; noise of standard deviation 0.5 in each of 768 entries is at
+-20 dB. These are the levels, in units of the table's root mean square.
 
 Verdicts (`tidy.verdict`) are at the strongest noise. Both protocols compare low minus high, in
 points, with Table 19. At the same σ, two more: the log ratio, if each seed has ten flips in both

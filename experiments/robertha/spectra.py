@@ -2,10 +2,10 @@
 
 Verdicts: what ESR changes, paired by seed, and correlations over models are compared with the paper
 by `tidy.verdict`. ESR reaches its target ("holds") if the interval of |H - α|, mean over texts and
-layers, is below `NEAR`. Effective rank and drop both grow with σ: a correlation over σ that
-holds is "vacuous" if rank also correlates with other models' drops. Correlations over models
-compare them at the same noise, mean over levels; a point is a trained model, and intervals resample
-models with all their seeds. Models that have not learned the task are left out.
+layers, is below `NEAR`. Effective rank and drop both grow with σ: a correlation over σ that holds
+is "vacuous" if rank also correlates with other models' drops. Correlations over models compare them
+at the same noise, mean over levels; a point is a trained model, and intervals resample models with
+all their seeds. Models that have not learned the task are left out.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from hopfax import hopfield
 from hopfax.checks import check_count, check_range, check_shapes, full_mask
 from hopfax.cpu import by_groups, fast_key, group_size
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, check_stopping, fixed_point
+from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.hopfield.attend import STATIC
 from hopfax.nn.functional import Layer
 from hopfax.nn.precision import linear
@@ -234,40 +234,6 @@ class HopfieldAttention(Layer):
         values = _join(heads.values.astype(keys.dtype))
         values = values if self.out is None else self.out(values)
         return AttentionOutput(values, keys, heads.num_steps, heads.converged)
-
-    def retrieve(
-        self, x: Tokens, mask: AnyMask | None = None, *, steps: int | None = None
-    ) -> tuple[Heads, FixedPoint]:
-        """Returns each head's queries and, as a `FixedPoint`, the states they are iterated to.
-
-        `steps` replaces `max_steps` if it is not None. Padding takes one step.
-
-        Raises:
-            ValueError: The number of steps is below 1, or `scope` is not `"query"`.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from flax import nnx
-            >>> from hopfax.nn import HopfieldAttention
-            >>> layer = HopfieldAttention(8, rngs=nnx.Rngs(0))
-            >>> queries, states = layer.retrieve(jnp.ones((2, 5, 8)))
-            >>> queries.shape == states.value.shape, states.num_steps.shape  # of two heads
-            (True, (2, 2, 5))
-        """
-        if self.scope != "query":
-            raise ValueError(f'retrieve requires scope="query", got {self.scope!r}')
-        x, real, seen = self._inputs(x, mask)
-        query, key = self._queries(x), _split(self.key(_zero_unseen(x, seen)), self.num_heads)
-        seen = jnp.broadcast_to(seen, (*x.shape[:2], x.shape[1]))
-        steps = self.max_steps if steps is None else steps
-
-        def one(query: Array, key: Array, seen: Array, tol: Array) -> FixedPoint:
-            options: Any = {"beta": self.beta, "max_steps": steps, "stop": self.stop}
-            return hopfield.retrieve(query, key, mask=seen, tol=tol, **options)
-
-        for axes in ((0, None, 0, 0), (0, 0, None, None), (0, 0, 0, 0)):  # queries, heads, texts
-            one = jax.vmap(one, axes)
-        return query, one(query, key, seen, jnp.where(real, self.tol, jnp.inf))
 
     def _inputs(self, x: Tokens, mask: AnyMask | None) -> tuple[Tokens, Mask, Seen]:
         return _inputs(x, mask, causal=self.causal, store_padding=not self.mask_keys)

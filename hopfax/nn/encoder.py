@@ -15,8 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count, check_mask, check_range, is_traced
-from hopfax.fixed_point import FixedPoint
-from hopfax.nn.attention import Heads, HopfieldAttention, Key, Mask, Tokens, dropout
+from hopfax.nn.attention import Key, Mask, Tokens, dropout
 from hopfax.nn.block import ACTIVATIONS, Attention, Block, embedding
 from hopfax.nn.functional import Layer, scan_modules
 from hopfax.nn.precision import layer_norm, linear
@@ -322,20 +321,6 @@ class Encoder(Layer):
             entry = block.attention_norm(x) if block.norm_first else x
             maps.append(block.attention.weights(entry, mask))
         return jnp.stack(maps)
-
-    def retrieve(
-        self, embeddings: Tokens, mask: Mask, types: TokenTypes = None, *, steps: int | None = None
-    ) -> tuple[Heads, FixedPoint]:
-        """Returns the first layer's queries and states, see `HopfieldAttention.retrieve`.
-
-        Raises:
-            ValueError: As in `HopfieldAttention.retrieve`, or the attention is softmax.
-        """
-        block, x, _ = next(self._walk(embeddings, mask, types))
-        if not isinstance(block.attention, HopfieldAttention):
-            raise ValueError("retrieve requires Hopfield attention, got softmax attention")
-        entry = block.attention_norm(x) if block.norm_first else x
-        return block.attention.retrieve(entry, mask, steps=steps)
 
     def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
         """Yields every layer with its input and output."""

@@ -40,6 +40,14 @@ def test_the_bound_of_two_patterns_is_the_attractor_and_does_not_vanish_with_del
         assert np.all((bound > 0.99 * a) & (bound < 2.0001 * a))
 
 
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_rounding_of_large_logits_does_not_lower_the_bound(rng, scale):
+    patterns = scale * rng.normal(size=(4, 16))
+    distances = np.linalg.norm(patterns[:, None] - patterns, axis=2)
+    bound = hopfield.reconstruction_bound(patterns, beta=5.0, delta=distances.max())
+    assert np.all(bound >= distances.max(axis=1) * (1 - 1e-6))
+
+
 def test_masked_patterns_have_no_bound_and_change_none(rng):
     patterns, bound = rng.normal(size=(7, 5)), partial(hopfield.reconstruction_bound, beta=4.0)
     mask = np.array([True, True, False, True, True, False, True])
