@@ -200,16 +200,16 @@ class Trial(NamedTuple):
 
 def measure(
     config: Flags, trial: Trial, data: TaskData, on_progress: Callable[..., None],
-    rows: Callable[..., Iterable[Mapping[str, Any]]] = conditions.rows,
+    rows: Callable[..., Iterable[Mapping[str, Any]]] | None = None,
 ) -> Mapping[str, Rows]:  # fmt: skip
-    """Trains and tests the model of a trial, see `Job` and `conditions.rows`."""
+    """Trains and tests the model of a trial, see `Job`; `rows` replaces `conditions.rows`."""
     training = lambda share, **shown: on_progress(TRAINING * share, **shown)  # noqa: E731
     cell = open_cell(config, trial, data, on_progress=training)
     tests = list(product(trial.denoisers, trial.conditions))
     tested = {each: cells.with_denoiser(cell, each) for each in trial.denoisers}
     results = []
     for count, (denoiser, condition) in enumerate(tests, 1):
-        results += rows(tested[denoiser], condition, model=trial.model)
+        results += (rows or conditions.rows)(tested[denoiser], condition, model=trial.model)
         on_progress(TRAINING + (1 - TRAINING) * count / len(tests))
     return {"results": results}
 

@@ -65,11 +65,7 @@ def encoders(minus: str = "") -> pd.DataFrame:
 
 
 # Run's suite -> its claims about what the parts of Robertha do.
-CLAIMS = {
-    "norms": norms.claims,
-    "spectra": spectra.claims,
-    "attractors": attractors.claims,
-}
+CLAIMS = {"norms": norms.claims, "spectra": spectra.claims, "attractors": attractors.claims}
 
 
 def mechanism() -> pd.DataFrame:

@@ -39,7 +39,7 @@ def cases(program, monkeypatch):
     ratios = {"peer / ours": "≥ 5", "other / ours": ""}
     figures = {"one": lambda _: {"error, %": 0.5}}
     modules = {
-        "noise": types.SimpleNamespace(SETTINGS=settings, RATIOS=ratios),
+        "stability": types.SimpleNamespace(SETTINGS=settings, RATIOS=ratios),
         "memory": types.SimpleNamespace(SETTINGS=figures, RATIOS={"error, %": "≤ 1"}),
     }
     monkeypatch.setattr(harness, "load", modules.get)
@@ -72,7 +72,7 @@ def test_programs_that_disagree_are_named():
 def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, capsys, monkeypatch):
     origin = provenance() | {"dirty": False, "device": "cpu"}
     monkeypatch.setattr(harness, "provenance", lambda: origin)
-    line = ["noise", "memory", "--runs", str(tmp_path)]
+    line = ["stability", "memory", "--runs", str(tmp_path)]
     assert harness.main(line) == 1
     output, errors = capsys.readouterr()
     assert "sizes: two: RuntimeError: does not run" in errors
@@ -88,7 +88,7 @@ def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, cap
     assert set(pd.read_csv(folder / "results.csv").setting) == {"sizes: one", "sizes: two", "one"}
     page = harness.page(folder)
     assert page.tables[0].rows == [
-        ("noise, sizes: peer / ours", "2", "4", "4", "4", "≥ 5"),
+        ("stability, sizes: peer / ours", "2", "4", "4", "4", "≥ 5"),
         ("memory, error, %", "1", "0.5", "0.5", "0.5", "≤ 1"),
     ]
     (axes,) = page.pictures["ratios"].figure.axes
