@@ -201,8 +201,6 @@ def is_expected(error: Exception) -> bool:
 
 
 if __name__ == "__main__":
-    # The spectra of ESR are small: more threads slow them down, on a busy machine several times.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal
