@@ -1,8 +1,8 @@
 """Do concentrated keys make retrieval more exact, and its basins wider and better separated?
 
-Paper: Podasca and Das (2026), Theorems 2 and 3, sections 2.2 and 2.3. Claims: retrieval from a
-distance δ of a pattern ends within C r_eff δ of it, with a constant C and the effective rank r_eff
-of the keys; basin radii are proportional to λ₁/λ₂ of the keys' covariance, and the attractors of
+Paper: Podasca and Das (2026), Theorems 2 and 3, sections 2.2 and 2.3. Claims: a query at distance
+δ from a pattern ends at most C r_eff δ from it, for a constant C and the keys' effective rank
+r_eff; basin radii are proportional to λ₁/λ₂ of the keys' covariance, and the attractors of
 low-rank keys are well separated; 2^(d/2) patterns can be stored.
 
 Command: `python -m experiments attractors` (two minutes on two cores). With `--run
@@ -228,12 +228,12 @@ def capacity(scale: int, budget: Budget) -> pd.DataFrame:
 def stores(patterns: Array, noise: Array) -> Array:
     """Whether retrieval from every noisy pattern ends within the noise's norm of the pattern."""
 
-    def stored(pattern_and_noise: tuple[Array, Array]) -> Array:
+    def returns(pattern_and_noise: tuple[Array, Array]) -> Array:
         pattern, shift = pattern_and_noise
         end = hopfield.retrieve(pattern + shift, patterns, beta=1.0).value
         return jnp.linalg.norm(end - pattern) < jnp.linalg.norm(shift)
 
-    return jnp.all(jax.lax.map(stored, (patterns, noise), batch_size=256))
+    return jnp.all(jax.lax.map(returns, (patterns, noise), batch_size=256))
 
 
 def log2_capacity(width: int, *, scale: float, beta: float = 1.0, failure: float = 0.001) -> float:

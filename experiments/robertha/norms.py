@@ -112,11 +112,11 @@ class Selective(conditions.Gaussian):
         width = cell.params["tokens"]["embedding"].shape[-1]
         unit = np.sqrt(np.mean(table_norms(cell) ** 2) / width) if self.protocol == "sigma" else 1
         noise = self.noise._replace(level=self.level * unit, seeds=cell.spec.seeds)
-        options = {"noise": noise, "chosen": self.chosen(cell)}
+        options = {"noise": noise, "chosen": self.selection(cell)}
         return conditions.predict_split(cell, cell.data.test, cell.predictor, **options)
 
-    def chosen(self, cell: Cell) -> np.ndarray:
-        """Returns which tokens get noise, `(seeds, rows, choices, tokens)`; refuses none at all."""
+    def selection(self, cell: Cell) -> np.ndarray:
+        """Returns which tokens get noise, `(seeds, rows, choices, tokens)`; raises if none."""
         (ids, words), norms = texts(cell, cell.data.test), table_norms(cell)
         each, share = norms[:, ids], SHARE
         if self.protocol == "sigma":
@@ -126,13 +126,13 @@ class Selective(conditions.Gaussian):
         draws = np.random.default_rng(0).random(each.shape)
         scores = {LOWEST: -each, HIGHEST: each, RANDOM: draws}[self.corruption]
         select = lambda *each: hopfield.select_tokens(each[0], share=each[1], mask=each[2])  # noqa: E731
-        chosen = np.asarray(
+        selected = np.asarray(
             jnp.vectorize(select, signature="(n),(),(n)->(n)")(scores, share, words)
         )
-        if not chosen.any():
+        if not selected.any():
             name, group = cell.data.spec.name, self.corruption
-            raise ValueError(f"{name} must have tokens of {group}, got {len(ids)} rows without")
-        return chosen
+            raise ValueError(f"{name} must have tokens of {group}, got none in {len(ids)} rows")
+        return selected
 
 
 TESTS = [
@@ -194,7 +194,7 @@ def flips(cell: Cell) -> Iterator[dict[str, Any]]:
     for tests in TESTS:
         wrong = np.stack([~right(conditions.predictions(cell, each)) for each in tests])
         columns = {**tests[0].columns(cell), "denoiser": "none", "num_examples": len(clean[0])}
-        hits = {each.corruption: each.chosen(cell).sum((1, 2, 3)) for each in tests}
+        hits = {each.corruption: each.selection(cell).sum((1, 2, 3)) for each in tests}
         values = {("words hit", group): 100 * hit / words.sum() for group, hit in hits.items()}
         values |= {("flips", name): each for name, each in rates(clean, wrong).items()}
         if (wrong[:2] & clean).sum(2).min() < MIN_FLIPS:

@@ -46,7 +46,7 @@ def cell(flags):
 
 @pytest.mark.parametrize("tests", [norms.TESTS[0], norms.TESTS[-1]])
 def test_groups_are_the_words_with_the_lowest_and_highest_norms(cell, tests):
-    low, high, random = (each.chosen(cell)[:, :, 0] for each in tests)
+    low, high, random = (each.selection(cell)[:, :, 0] for each in tests)
     table = np.linalg.norm(cell.params["tokens"]["embedding"], axis=-1)
     rows = zip(cell.data.train.ids[:, 0], cell.data.train.lengths[:, 0], strict=True)
     known = np.unique(np.concatenate([row[1 : length - 1] for row, length in rows]))
@@ -131,8 +131,8 @@ def test_groups_without_tokens_are_refused(cell):
     table = np.ones((3, cell.data.vocabulary.size, 4))
     table[:, np.unique(cell.data.test.ids)] = 2
     empty = cell._replace(params={"tokens": {"embedding": table}})
-    with pytest.raises(ValueError, match="sentiment must have tokens of low norm, got 12 rows"):
-        norms.TESTS[0][0].chosen(empty)
+    with pytest.raises(ValueError, match="must have tokens of low norm, got none in 12 rows"):
+        norms.TESTS[0][0].selection(empty)
 
 
 @pytest.mark.parametrize(
