@@ -44,6 +44,10 @@ def plain(x):
     return jnp.sin(x[0]) * x[1]
 
 
+def counted(state, token):
+    return state + token, jnp.sin(state * jnp.arange(50.0))
+
+
 def retrieval(function, **options):
     return lambda key: function(drawn(key, 4), drawn(key, 6, 4), beta=8.0, **options)
 
@@ -106,6 +110,15 @@ CORE = {
         epsilon=1e-5,
     ),
     "candidates": denoising(hopfield.candidates, count=3),
+    "beam_decode": lambda key: hopfield.beam_decode(
+        drawn(key, 3, 4),
+        drawn(key, 50, 4),
+        counted,
+        jnp.int32(0),
+        sigma=level(key),
+        beam=2,
+        num_candidates=5,
+    ),
     "estimate_sigma": lambda key: hopfield.estimate_sigma(drawn(key, 5, 4), drawn(key, 50, 4)),
     "capacity_snr_db": lambda key: hopfield.capacity_snr_db(9 * level(key), width=4),
     "reconstruction_bound": of_keys(hopfield.reconstruction_bound, beta=2.0, delta=0.1),
