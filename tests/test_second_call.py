@@ -209,6 +209,20 @@ def released(_):
     return lambda key: program.classify(ids, mask, noise=level(key) * noise)
 
 
+def stepped(folder):
+    step, cache = nn.language_prior(
+        nn.load_pretrained(save_random(folder, "llama")), 4, start=0, mixture=0.5
+    )
+    step = jax.jit(step)
+    return lambda key: step(cache, jax.random.randint(key, (), 0, 20))[1]
+
+
+def recalled(model):
+    return lambda key: nn.recall_text(
+        model, drawn(key, 2, 3, 8), sigma=level(key), start=0, beam=2, num_candidates=5
+    )
+
+
 NN = {
     "SoftmaxAttention": lambda _: of_layer(nn.SoftmaxAttention),
     "HopfieldAttention": lambda _: of_layer(nn.HopfieldAttention),
@@ -229,6 +243,8 @@ NN = {
         "bert", folder, lambda model: nn.replace_attention(model, nn.HopfieldAttention, beta=2.0)
     ),
     "load_released": released,
+    "language_prior": stepped,
+    "recall_text": lambda folder: recalled(nn.load_pretrained(save_random(folder, "llama"))),
     **{
         f"load_pretrained {family}": partial(of_pretrained, family)
         for family in ("bert", "roberta", "gpt2", "gemma2", "llama")
