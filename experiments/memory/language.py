@@ -218,7 +218,8 @@ def decoder(
             one = partial(hopfield.denoise, patterns=table, log_prior=prior)
             return jax.vmap(lambda x, s: one(x, sigma=s).index)(x, sigma)
 
-        one = partial(hopfield.candidates, patterns=table, count=NUM_CANDIDATES)
+        count = min(NUM_CANDIDATES, len(table))
+        one = partial(hopfield.candidates, patterns=table, count=count)
         likely = jax.vmap(lambda x, s: one(x, sigma=s, log_prior=log_prior))(x, sigma)
         names = {"nearest": index(None), "unigram-blind": index(log_prior)}
         return {**names, "unigram": index(log_prior, sigma), "bigram": likely}
@@ -233,7 +234,7 @@ def decoder(
     def texts(width: int, noisy: np.ndarray, sigma: np.ndarray, *, blind: bool) -> np.ndarray:
         def find(x: np.ndarray, s: np.ndarray) -> jax.Array:
             options = {"sigma": None if blind else s, "beam": width, "mixture": MIXTURE}
-            return recall_text(noisy=x, **search, **options).index
+            return recall_text(noisy=jnp.asarray(x), **search, **options).index
 
         return pipeline.in_batches(find, noisy, sigma, BATCH)
 

@@ -57,7 +57,7 @@ def beam_decode(
         sigma: Standard deviation of the noise in each coordinate, > 0, for the text or for each
             token; None integrates it out for each token, as in `denoise`.
         beam: Sequences that are kept, >= 1. A beam of 1 is greedy.
-        num_candidates: Patterns that a token can become, from 1 to the number of patterns.
+        num_candidates: Patterns that a token can become, >= 1; all, if there are fewer.
         mask: True where a token is real; None means all. Padding must come last.
 
     Returns:
@@ -88,7 +88,8 @@ def beam_decode(
         raise ValueError(f"noisy must have one or more tokens, got shape {noisy.shape}")
     check_values(sigma=sigma)
     check_count(1, beam=beam)
-    check_count(1, len(patterns), num_candidates=num_candidates)
+    check_count(1, num_candidates=num_candidates)
+    num_candidates = min(num_candidates, len(patterns))
     length, dtype = len(noisy), real_type(noisy, patterns)
     real = full_mask(mask, (length,))
     if sigma is not None:

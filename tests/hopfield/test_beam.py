@@ -117,8 +117,7 @@ def test_a_text_that_the_prior_excludes_has_probability_zero():
     ("options", "message"),
     [
         ({"beam": 0}, "beam must be >= 1"),
-        ({"num_candidates": 0}, r"num_candidates must be in \[1, 5\]"),
-        ({"num_candidates": 6}, r"num_candidates must be in \[1, 5\]"),
+        ({"num_candidates": 0}, "num_candidates must be >= 1"),
         ({"sigma": 0.0}, "sigma must be > 0"),
         ({"noisy": NOISY[:0]}, "one or more tokens"),
         ({"noisy": NOISY[:, :2]}, "must have shape"),
