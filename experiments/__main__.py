@@ -47,6 +47,7 @@ EXPERIMENTS = {
     "memory-certificates": "experiments.memory.certificates",
     "memory-smoothing": "experiments.memory.smoothing",
     "memory-context": "experiments.memory.context",
+    "memory-language": "experiments.memory.language",
     "memory-trained": "experiments.robertha.suites:MemoryTrained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",

@@ -11,7 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import Tracer, eval_context
+from jax.extend.core import get_opaque_trace_state
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
@@ -19,6 +20,13 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 def is_traced(values: Any) -> bool:
     """Returns whether any array in a pytree is traced, so that its values are unknown."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def is_tracing() -> bool:
+    """Returns whether the caller runs under `jit`, `vmap`, `grad`, `shard_map` or their like."""
+    state = get_opaque_trace_state(convention="hopfax")
+    with eval_context():
+        return state != get_opaque_trace_state(convention="hopfax")
 
 
 def instead(kind: type[Exception], message: str) -> dict[str, Any]:

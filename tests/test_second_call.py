@@ -44,6 +44,10 @@ def plain(x):
     return jnp.sin(x[0]) * x[1]
 
 
+def counted(state, token):
+    return state + token, jnp.sin(state * jnp.arange(50.0))
+
+
 def retrieval(function, **options):
     return lambda key: function(drawn(key, 4), drawn(key, 6, 4), beta=8.0, **options)
 
@@ -106,6 +110,15 @@ CORE = {
         epsilon=1e-5,
     ),
     "candidates": denoising(hopfield.candidates, count=3),
+    "beam_decode": lambda key: hopfield.beam_decode(
+        drawn(key, 3, 4),
+        drawn(key, 50, 4),
+        counted,
+        jnp.int32(0),
+        sigma=level(key),
+        beam=2,
+        num_candidates=5,
+    ),
     "estimate_sigma": lambda key: hopfield.estimate_sigma(drawn(key, 5, 4), drawn(key, 50, 4)),
     "capacity_snr_db": lambda key: hopfield.capacity_snr_db(9 * level(key), width=4),
     "reconstruction_bound": of_keys(hopfield.reconstruction_bound, beta=2.0, delta=0.1),
@@ -196,6 +209,20 @@ def released(_):
     return lambda key: program.classify(ids, mask, noise=level(key) * noise)
 
 
+def stepped(folder):
+    step, cache = nn.language_prior(
+        nn.load_pretrained(save_random(folder, "llama")), 4, start=0, mixture=0.5
+    )
+    step = jax.jit(step)
+    return lambda key: step(cache, jax.random.randint(key, (), 0, 20))[1]
+
+
+def recalled(model):
+    return lambda key: nn.recall_text(
+        model, drawn(key, 2, 3, 8), sigma=level(key), start=0, beam=2, num_candidates=5
+    )
+
+
 NN = {
     "SoftmaxAttention": lambda _: of_layer(nn.SoftmaxAttention),
     "HopfieldAttention": lambda _: of_layer(nn.HopfieldAttention),
@@ -216,6 +243,8 @@ NN = {
         "bert", folder, lambda model: nn.replace_attention(model, nn.HopfieldAttention, beta=2.0)
     ),
     "load_released": released,
+    "language_prior": stepped,
+    "recall_text": lambda folder: recalled(nn.load_pretrained(save_random(folder, "llama"))),
     **{
         f"load_pretrained {family}": partial(of_pretrained, family)
         for family in ("bert", "roberta", "gpt2", "gemma2", "llama")

@@ -2,12 +2,14 @@
 
 `retrieval` iterates a query to an attractor. `attend` does this for all queries of an attention
 head and reads values out. `spectrum` measures and regularizes the spectrum of keys. `corruption`
-adds noise of known strength, `denoise` removes it by retrieval from clean patterns, and `limits`
-bounds what any decoder can recover.
+adds noise of known strength, `denoise` removes it by retrieval from clean patterns, `beam` from a
+whole text with a prior that reads it, and `limits` bounds what any decoder can recover.
 """
 
 from hopfax.hopfield.attend import Attention as Attention
 from hopfax.hopfield.attend import attend as attend
+from hopfax.hopfield.beam import Decoded as Decoded
+from hopfax.hopfield.beam import beam_decode as beam_decode
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import select_tokens as select_tokens

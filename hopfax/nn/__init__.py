@@ -46,4 +46,6 @@ from hopfax.nn.pretrained import PretrainedOutput as PretrainedOutput
 from hopfax.nn.pretrained import load_pretrained as load_pretrained
 from hopfax.nn.pretrained import replace_attention as replace_attention
 from hopfax.nn.pretrained import text_classifier as text_classifier
+from hopfax.nn.prior import language_prior as language_prior
+from hopfax.nn.prior import recall_text as recall_text
 from hopfax.nn.released import load_released as load_released

@@ -10,7 +10,7 @@ References:
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,32 @@ from hopfax.nn.block import ACTIVATIONS
 from hopfax.nn.families import Settings, check_positive
 from hopfax.nn.functional import Params
 
-# (parameters, embeddings, mask) -> (output, hidden states, attention weights), without a batch.
-Output = tuple[
-    Float[Array, "tokens outputs"],
-    Float[Array, "states tokens width"],
-    Float[Array, "layers heads queries tokens"],
-]
-Attention = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
-Forward = Callable[[Params, Array, Array], Output]
+Memory = Float[Array, "tokens groups head"]  # keys or values of a layer
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens read so far, and their number."""
+
+    keys: Float[Array, "layers tokens groups head"]
+    values: Float[Array, "layers tokens groups head"]
+    length: Int[Array, ""]
+
+
+class Output(NamedTuple):
+    """What a model computes for one text, or for one token after those of a cache."""
+
+    output: Float[Array, "tokens outputs"]
+    hidden_states: Float[Array, "states tokens width"]
+    weights: Float[Array, "layers heads queries tokens"]
+    keys: Float[Array, "layers tokens groups head"]
+    values: Float[Array, "layers tokens groups head"]
+
+
+# Output of a layer, attention weights, and the keys and values that were read.
+Layer = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"], Memory, Memory]
+# (parameters, embeddings, mask, cache) -> output; with a cache, embeddings are those of one token,
+# and the mask covers all tokens that the cache has room for.
+Forward = Callable[..., Output]
 
 
 def gpt2(config: Settings) -> Forward:
@@ -37,23 +55,27 @@ def gpt2(config: Settings) -> Forward:
     heads = partial(_split, head_width=config.head_width)
     scale = config.head_width**-0.5
 
-    def forward(params: Params, embeddings: Array, mask: Array) -> Output:
-        allowed = mask & (_distances(mask) >= 0)
+    def forward(
+        params: Params, embeddings: Array, mask: Array, cache: Cache | None = None
+    ) -> Output:
+        places = _places(mask, cache)
+        allowed = mask & (_distances(mask, places) >= 0)
         # Positions count from the first real token.
-        positions = jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
+        positions = jnp.maximum(places - jnp.argmax(mask), 0)
         x = embeddings + params["positions"]["embedding"][positions]
 
-        def block(x: Array, p: Params, _: None) -> Attention:
+        def block(x: Array, p: Params, _: None, seen: Any) -> Layer:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
+            keys, values = _append(seen, places, keys, values)
             mixed, weights = _attend(query, keys, values, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
-            return x + _linear(p["ff_out"], hidden), weights
+            return x + _linear(p["ff_out"], hidden), weights, keys, values
 
         final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, x, params["layers"], final=final)
-        return states[-1] @ params["tokens"]["embedding"].T, states, weights
+        states, *parts = _run_layers(block, x, params["layers"], cache, final=final)
+        return Output(states[-1] @ params["tokens"]["embedding"].T, states, *parts)
 
     return forward
 
@@ -68,25 +90,29 @@ def gemma2(config: Settings) -> Forward:
     cap, final_cap = (config.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
     windows = _windows(config)
 
-    def forward(params: Params, embeddings: Array, mask: Array) -> Output:
-        distances = _distances(mask)
+    def forward(
+        params: Params, embeddings: Array, mask: Array, cache: Cache | None = None
+    ) -> Output:
+        places = _places(mask, cache)
+        distances = _distances(mask, places)
         causal = mask & (distances >= 0)
 
-        def block(x: Array, p: Params, window: Array) -> Attention:
+        def block(x: Array, p: Params, window: Array, seen: Any) -> Layer:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             allowed = causal & (distances < window)
-            query, keys = rotate(query), rotate(keys)
+            query = rotate(query, places)
+            keys, values = _append(seen, places, rotate(keys, places), values)
             mixed, weights = _attend(query, keys, values, allowed, scale=scale, cap=cap)
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights
+            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights, keys, values
 
-        final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, embeddings, params["layers"], windows, final=final)
+        final, layers = partial(norm, params["norm"]), params["layers"]
+        states, *parts = _run_layers(block, embeddings, layers, cache, windows, final=final)
         logits = states[-1] @ params["tokens"]["embedding"].T
-        return _soft_cap(logits, final_cap), states, weights
+        return Output(_soft_cap(logits, final_cap), states, *parts)
 
     return forward
 
@@ -99,25 +125,33 @@ def llama(config: Settings) -> Forward:
     rotate = partial(_rotate, theta=_rope_theta(config))
     scale = config.head_width**-0.5
 
-    def forward(params: Params, embeddings: Array, mask: Array) -> Output:
-        allowed = mask & (_distances(mask) >= 0)
+    def forward(
+        params: Params, embeddings: Array, mask: Array, cache: Cache | None = None
+    ) -> Output:
+        places = _places(mask, cache)
+        allowed = mask & (_distances(mask, places) >= 0)
 
-        def block(x: Array, p: Params, _: None) -> Attention:
+        def block(x: Array, p: Params, _: None, seen: Any) -> Layer:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
-            mixed, weights = _attend(rotate(query), rotate(keys), values, allowed, scale=scale)
+            query = rotate(query, places)
+            keys, values = _append(seen, places, rotate(keys, places), values)
+            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + _linear(p["ff_out"], hidden), weights
+            return x + _linear(p["ff_out"], hidden), weights, keys, values
 
         final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, embeddings, params["layers"], final=final)
+        states, *parts = _run_layers(block, embeddings, params["layers"], cache, final=final)
         tied = "head" not in params
         head = params["tokens"]["embedding"].T if tied else params["head"]["weight"]
-        return states[-1] @ head, states, weights
+        return Output(states[-1] @ head, states, *parts)
 
     return forward
+
+
+CAUSAL = {"gpt2": gpt2, "gemma2": gemma2, "llama": llama}  # by `model_type`
 
 
 def _rope_theta(config: Settings) -> float:
@@ -150,21 +184,33 @@ def _windows(config: Settings) -> Int[Array, " layers"]:
 
 
 def _run_layers(
-    block: Callable[[Array, Params, Any], Attention],
+    block: Callable[..., Layer],
     x: Float[Array, "tokens width"],
     layers: Params,
+    cache: Cache | None,
     settings: Array | None = None,
     *,
-    final: Callable[[Array], Array] = lambda x: x,
-) -> tuple[Float[Array, "states tokens width"], Float[Array, "layers heads queries tokens"]]:
-    """Returns hidden states, the last one after `final`, and attention weights of all layers."""
+    final: Callable[[Array], Array],
+) -> tuple[Array, ...]:
+    """Returns hidden states, the last one after `final`, and the other fields of `Output`."""
 
-    def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Array]]:
-        output, weights = block(x, *layer)
-        return output, (x, weights)
+    def step(x: Array, layer: tuple[Any, ...]) -> tuple[Array, tuple[Array, ...]]:
+        output, *parts = block(x, *layer)
+        return output, (x, *parts)
 
-    last, (inputs, weights) = jax.lax.scan(step, x, (layers, settings))
-    return jnp.concatenate([inputs, final(last)[None]]), weights
+    seen = cache and (cache.keys, cache.values)
+    last, (inputs, *parts) = jax.lax.scan(step, x, (layers, settings, seen))
+    return jnp.concatenate([inputs, final(last)[None]]), *parts
+
+
+def _append(
+    seen: tuple[Memory, Memory] | None, places: Array, keys: Memory, values: Memory
+) -> tuple[Memory, Memory]:
+    """Writes keys and values at their places in those of a layer's cache, if there is one."""
+    if seen is None:
+        return keys, values
+    old_keys, old_values = seen
+    return old_keys.at[places].set(keys), old_values.at[places].set(values)
 
 
 def _attend(
@@ -175,7 +221,7 @@ def _attend(
     *,
     scale: float,
     cap: float | None = None,
-) -> Attention:
+) -> tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
     def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
@@ -189,18 +235,24 @@ def _attend(
     return mixed.reshape(len(query), -1), weights
 
 
-def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
+def _rotate(
+    x: Float[Array, "tokens heads head"], places: Int[Array, " tokens"], *, theta: float
+) -> Array:
     """Rotary position embedding of the two halves of a head: Su et al. (2021), RoFormer."""
     half = x.shape[-1] // 2
-    angles = jnp.arange(len(x))[:, None, None] * theta ** (-jnp.arange(half) / half)
+    angles = places[:, None, None] * theta ** (-jnp.arange(half) / half)
     left, right = jnp.split(_wide(x), 2, axis=-1)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
     return rotated.astype(x.dtype)
 
 
-def _distances(mask: Bool[Array, " tokens"]) -> Int[Array, "queries keys"]:
-    return jnp.arange(len(mask))[:, None] - jnp.arange(len(mask))
+def _places(mask: Bool[Array, " tokens"], cache: Cache | None) -> Int[Array, " queries"]:
+    return jnp.arange(len(mask)) if cache is None else cache.length[None]
+
+
+def _distances(mask: Bool[Array, " tokens"], places: Array) -> Int[Array, "queries keys"]:
+    return places[:, None] - jnp.arange(len(mask))
 
 
 def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:

@@ -25,8 +25,6 @@ from hopfax.nn.functional import Compiled, Functional, Params, functional
 from hopfax.nn.precision import normal
 from hopfax.nn.tensor_files import read_params
 
-_CAUSAL = {"gpt2": causal.gpt2, "gemma2": causal.gemma2, "llama": causal.llama}
-
 
 class PretrainedOutput(NamedTuple):
     """The output of a pretrained model.
@@ -125,9 +123,9 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         labels = labels_of(config) if family.head else ()
         width = config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
-        if raw["model_type"] in _CAUSAL:
+        if raw["model_type"] in causal.CAUSAL:
             encoder, run = None, partial(_run_causal, raw)
-            _CAUSAL[raw["model_type"]](config)  # checks the other settings
+            causal.CAUSAL[raw["model_type"]](config)  # checks the other settings
             leaves = causal_leaves(family, config)
         else:
             encoder = functional(_build(config, len(labels) or None))
@@ -201,9 +199,9 @@ def _run_causal(
     raw: Mapping[str, Any], params: Params, x: Array, mask: Array, types: Array, maps: bool
 ) -> Any:
     _, config = find_family(raw)
-    forward = _CAUSAL[raw["model_type"]](config)
-    run = jax.vmap(forward, in_axes=(None, 0, 0), out_axes=(0, 1, 1))
-    output, hidden_states, weights = run(params, x, mask)
+    forward = causal.CAUSAL[raw["model_type"]](config)
+    run = jax.vmap(lambda *text: tuple(forward(params, *text))[:3], out_axes=(0, 1, 1))
+    output, hidden_states, weights = run(x, mask)
     return weights if maps else PretrainedOutput(output, hidden_states)
 
 

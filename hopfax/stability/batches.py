@@ -11,19 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import eval_context, eval_jaxpr
-from jax.extend.core import Jaxpr, get_opaque_trace_state, jaxprs_in_params
+from jax.core import eval_jaxpr
+from jax.extend.core import Jaxpr, jaxprs_in_params
 from jaxtyping import Array
+
+from hopfax.checks import is_tracing
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call", "checkpoint"}
 _MOST_STEPS = 2000  # one by one they take 0.1 s, as long as one small compilation
-
-
-def is_tracing() -> bool:
-    """Returns whether the caller runs under `jit`, `vmap`, `grad`, `shard_map` or their like."""
-    state = get_opaque_trace_state(convention="hopfax")
-    with eval_context():
-        return state != get_opaque_trace_state(convention="hopfax")
 
 
 def prepare_batched(fn: Callable[..., Array], count: int) -> Callable[..., Array]:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_key, check_range, one_array, real_type
-from hopfax.stability.batches import is_tracing, prepare_batched
+from hopfax.checks import check_count, check_key, check_range, is_tracing, one_array, real_type
+from hopfax.stability.batches import prepare_batched
 from hopfax.stability.noise import bit_pair, flip_pair, gaussian_pair
 
 Fn = Callable[[Array], Array]

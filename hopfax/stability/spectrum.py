@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_count, check_range, one_array
-from hopfax.stability.batches import is_tracing, map_batches
+from hopfax.checks import check_count, check_range, is_tracing, one_array
+from hopfax.stability.batches import map_batches
 from hopfax.stability.estimators import Fn, Pair, estimator, sum_of_products
 from hopfax.stability.noise import gaussian_pair
 

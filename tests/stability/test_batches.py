@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from hopfax import stability
-from hopfax.stability.batches import is_tracing
+from hopfax.checks import is_tracing
 
 KEY = jax.random.key(4)
 WEIGHTS = jax.random.normal(KEY, (3, 5))
