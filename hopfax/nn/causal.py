@@ -37,12 +37,13 @@ class Output(NamedTuple):
     output: Float[Array, "tokens outputs"]
     hidden_states: Float[Array, "states tokens width"]
     weights: Float[Array, "layers heads queries tokens"]
+    mixed: Float[Array, "layers tokens mixed"]  # what the heads pass on, side by side
     keys: Float[Array, "layers tokens groups head"]
     values: Float[Array, "layers tokens groups head"]
 
 
-# Output of a layer, attention weights, and the keys and values that were read.
-Layer = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"], Memory, Memory]
+# Output of a layer, then its part of each field of `Output` from the weights on.
+Layer = tuple[Float[Array, "tokens width"], Array, Array, Memory, Memory]
 # (parameters, embeddings, mask, cache) -> output; with a cache, embeddings are those of one token,
 # and the mask covers all tokens that the cache has room for.
 Forward = Callable[..., Output]
@@ -71,7 +72,7 @@ def gpt2(config: Settings) -> Forward:
             mixed, weights = _attend(query, keys, values, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
-            return x + _linear(p["ff_out"], hidden), weights, keys, values
+            return x + _linear(p["ff_out"], hidden), weights, mixed, keys, values
 
         final = partial(norm, params["norm"])
         states, *parts = _run_layers(block, x, params["layers"], cache, final=final)
@@ -107,7 +108,13 @@ def gemma2(config: Settings) -> Forward:
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights, keys, values
+            return (
+                x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)),
+                weights,
+                mixed,
+                keys,
+                values,
+            )
 
         final, layers = partial(norm, params["norm"]), params["layers"]
         states, *parts = _run_layers(block, embeddings, layers, cache, windows, final=final)
@@ -140,7 +147,7 @@ def llama(config: Settings) -> Forward:
             x = x + _linear(p["attention_out"], mixed)
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + _linear(p["ff_out"], hidden), weights, keys, values
+            return x + _linear(p["ff_out"], hidden), weights, mixed, keys, values
 
         final = partial(norm, params["norm"])
         states, *parts = _run_layers(block, embeddings, params["layers"], cache, final=final)
@@ -221,7 +228,7 @@ def _attend(
     *,
     scale: float,
     cap: float | None = None,
-) -> tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]:
+) -> tuple[Float[Array, "tokens mixed"], Float[Array, "heads queries tokens"]]:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
     def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
