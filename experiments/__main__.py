@@ -46,7 +46,6 @@ EXPERIMENTS = {
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
     "memory-smoothing": "experiments.memory.smoothing",
-    "memory-context": "experiments.memory.context",
     "memory-language": "experiments.memory.language",
     "memory-trained": "experiments.robertha.suites:MemoryTrained",
     "theory": "experiments.noise_stability.theory",

@@ -33,7 +33,7 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.figures import SNR
-from experiments.memory import context, pipeline, priors
+from experiments.memory import pipeline, priors
 from experiments.models import is_causal, load, weights_digest
 from experiments.report import Page
 from experiments.runner import Job, fill
@@ -228,7 +228,7 @@ def decoder(
         index, likelihood = (np.reshape(part, (*shape, -1)) for part in likely)
         likelihood[:, 0] += np.asarray(log_prior)[index[:, 0]]
         steps = [priors.log_bigrams(bigrams, x[:-1, :, None], x[1:, None]) for x in index]
-        best = context.over_chains([*likelihood], steps).argmax(1).reshape(*shape, 1)
+        best = priors.over_chains([*likelihood], steps).argmax(1).reshape(*shape, 1)
         return np.take_along_axis(index, best, axis=2)[..., 0]
 
     def texts(width: int, noisy: np.ndarray, sigma: np.ndarray, *, blind: bool) -> np.ndarray:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from experiments import gaussian, report
-from experiments.memory import certificates, context, recovery
+from experiments.memory import certificates, language, recovery
 from experiments.noise_stability import encoder, influence, tail_mass
 from experiments.pages.__main__ import RESULTS
 
@@ -81,7 +81,7 @@ def test_page_is_one_well_formed_file_of_moderate_size(published):
     ("module", "suite"),
     [
         (certificates, "memory-certificates"),
-        (context, "memory-context"),
+        (language, "memory-language"),
         (recovery, "memory-recovery"),
         (encoder, "encoder-stability"),
         (influence, "influence"),
