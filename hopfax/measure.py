@@ -170,11 +170,8 @@ def _finite(values: Any) -> np.ndarray:
 
 def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int) -> Array:
     """Replaces tokens where `mask` is True, each with probability (1 - rho)/2, by random ones."""
-
-    def one(key: Array, ids: Array) -> Array:
-        return bonami_beckner_pair(key, ids, rho=rho, num_tokens=vocab_size)[1]
-
-    return jnp.where(mask, jax.vmap(one)(keys, ids), ids)
+    replace = partial(bonami_beckner_pair, rho=rho, num_tokens=vocab_size)
+    return jax.vmap(lambda key, ids, mask: replace(key, ids, mask=mask)[1])(keys, ids, mask)
 
 
 def robustness(flags: argparse.Namespace) -> Page:

@@ -145,7 +145,7 @@ STABILITY = {
     "gaussian_pair": lambda key: stability.gaussian_pair(key, (5,), rho=level(key)),
     "bit_pair": lambda key: stability.bit_pair(key, (5,), rho=level(key)),
     "bonami_beckner_pair": lambda key: stability.bonami_beckner_pair(
-        key, IDS, rho=level(key), num_tokens=10
+        key, IDS, rho=level(key), num_tokens=10, mask=MASK
     ),
     "noise_stability": lambda key: estimate(
         stability.noise_stability, network, shape=(5,), rho=level(key), batch_size=16
@@ -162,11 +162,25 @@ STABILITY = {
     "total_influence": estimate(
         stability.total_influence, lambda bits: jnp.tanh(bits.sum()), num_bits=4
     ),
+    "junta_bound": lambda key: stability.junta_bound(level(key), epsilon=0.5),
     "geometric_influence": lambda key: stability.geometric_influence(network, drawn(key, 9, 4)),
     "level_weights": estimate(stability.level_weights, network, shape=(5,), degree=3),
     "walsh_weights": lambda key: stability.walsh_weights(
         lambda bits: network(bits * level(key)), num_bits=4
     ),
+    "walsh_coefficients": lambda key: stability.walsh_coefficients(
+        lambda bits: network(bits * level(key)), num_bits=4
+    ),
+    "hermite": lambda key: stability.hermite(5, drawn(key, 4)),
+    "hermite_coefficients": lambda key: stability.hermite_coefficients(
+        lambda x: jnp.tanh(x * level(key)), degree=3
+    ),
+    "ornstein_uhlenbeck": estimate(stability.ornstein_uhlenbeck, network, x=jnp.ones(3), rho=0.5),
+    "ornstein_uhlenbeck_grid": lambda key: stability.ornstein_uhlenbeck_grid(
+        network, drawn(key, 2), rho=level(key)
+    ),
+    "mehler_kernel": lambda key: stability.mehler_kernel(*drawn(key, 2), rho=level(key)),
+    "concentration_degree": lambda key: stability.concentration_degree(0.1, 0.2, level(key)),
     "spectral_tail_bound": lambda key: stability.spectral_tail_bound(
         level(key), 1.0, rho=0.5, degree=3
     ),
@@ -174,7 +188,7 @@ STABILITY = {
         *(jax.nn.softmax(drawn(each, 3, 4)) for each in jax.random.split(key))
     ),
     "stability_regularizer": lambda key: stability.stability_regularizer(
-        probabilities, key, IDS, probabilities(IDS), rho=level(key), num_tokens=10
+        probabilities, key, IDS, probabilities(IDS), rho=level(key), num_tokens=10, mask=MASK
     ),
     "relu_stability": lambda key: stability.relu_stability(level(key)),
     "attention_stability": lambda key: stability.attention_stability(level(key), num_tokens=5),

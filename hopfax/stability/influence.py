@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_count, one_array, real_type
+from hopfax.checks import check_count, check_range, one_array, real_type
 from hopfax.stability.batches import map_batches
 from hopfax.stability.estimators import Estimate, Fn, estimator
 from hopfax.stability.noise import flip_pair
+from hopfax.stability.theory import Numbers
 
 
-def total_influence(fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: int) -> Estimate:
+def total_influence(
+    fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: int, per_bit: bool = False
+) -> Estimate:
     r"""Estimates the total influence, or average sensitivity, of a function of uniform ±1 bits.
 
     $$I(f) = \sum_i E\Bigl[\Bigl(\frac{f(x) - f(x^{\oplus i})}{2}\Bigr)^2\Bigr] = \sum_k k\,W^k(f)$$
@@ -26,6 +29,7 @@ def total_influence(fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: in
         key: Random key.
         num_bits: >= 1; numbers out of range raise a ValueError, other types a TypeError.
         num_samples: Number of inputs, >= 2; each is evaluated with every bit flipped in turn.
+        per_bit: Return one influence per bit, $\mathrm{Inf}_i(f)$, instead of their sum.
 
     Example:
         >>> import jax
@@ -41,7 +45,8 @@ def total_influence(fn: Fn, key: PRNGKeyArray, *, num_bits: int, num_samples: in
 
     # A sample evaluates num_bits copies of num_bits bits: bound their product.
     batch_size, bits = max(2, min(256, 2**22 // num_bits**2)), np.arange(num_bits)
-    return estimator(fn, _changes, flip_pair, (num_bits,), bits, num_samples, batch_size)(key)
+    statistic = _changes if per_bit else _total_change
+    return estimator(fn, statistic, flip_pair, (num_bits,), bits, num_samples, batch_size)(key)
 
 
 def geometric_influence(
@@ -88,9 +93,38 @@ def geometric_influence(
     return jnp.mean(map_batches(sizes, inputs, batch_size), axis=0)
 
 
+def junta_bound(influence: Numbers, *, epsilon: Numbers) -> Float[Array, "..."]:
+    r"""Bounds the number of bits that suffice to approximate a ±1-valued function of ±1 bits.
+
+    $$|J| \le \frac{I^3}{\varepsilon^2}\, 9^{I/\varepsilon}, \qquad
+    J = \{i : \mathrm{Inf}_i \ge (\varepsilon/I)^2\, 9^{-I/\varepsilon}\}$$
+
+    A function of the bits $J$ alone differs from $f$ on at most a share $\varepsilon$ in (0, 1] of
+    the inputs. The paper states $2^{O(I/\varepsilon)}$; its 1024 is $2^{I/\varepsilon}$ at
+    $\varepsilon = I/10$. At most $I/\tau$ bits have influence $\ge \tau$.
+
+    Example:
+        >>> from hopfax.stability import junta_bound
+        >>> round(float(junta_bound(1.0, epsilon=0.5)))
+        324
+
+    References:
+        O'Donnell, Analysis of Boolean Functions, Theorem 9.28; the paper's Theorem 3.1 (Friedgut).
+    """
+    check_range(0, influence=influence)
+    check_range(0, 1, ends="(]", epsilon=epsilon)
+    degree = jnp.asarray(influence, jnp.result_type(float)) / epsilon
+    return degree**2 * influence * 9**degree
+
+
 def _changes(outputs: Array) -> tuple[Array, Array]:
-    size = len(outputs) * jnp.sum(jnp.square(outputs[0, 0]))
-    return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
+    changes = jnp.square(outputs[:, 1] - outputs[:, 0]) / 4
+    return jnp.sum(changes.reshape(len(outputs), -1), axis=1), jnp.sum(jnp.square(outputs[0, 0]))
+
+
+def _total_change(outputs: Array) -> tuple[Array, Array]:
+    changes, size = _changes(outputs)
+    return jnp.sum(changes), len(outputs) * size
 
 
 @partial(jax.jit, static_argnames="axes")

@@ -8,11 +8,12 @@ raise a ValueError, unless traced.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_range, check_shapes, is_traced
+from hopfax.checks import check_count, check_range, check_shapes, full_mask, is_traced
 
 Rho = float | Float[Array, ""]
+Mask = Bool[Array, "..."] | None
 Floats = tuple[Float[Array, "..."], Float[Array, "..."]]
 
 
@@ -71,7 +72,7 @@ def bit_pair(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho) -> Floats:
 
 
 def bonami_beckner_pair(
-    key: PRNGKeyArray, tokens: Int[Array, "..."], *, rho: Rho, num_tokens: int
+    key: PRNGKeyArray, tokens: Int[Array, "..."], *, rho: Rho, num_tokens: int, mask: Mask = None
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
     """Returns tokens and a noisy copy: each is kept with probability (1 + rho) / 2, or resampled.
 
@@ -83,10 +84,11 @@ def bonami_beckner_pair(
         tokens: Token ids in [0, num_tokens).
         rho: Noise parameter, in [-1, 1]. Its gradient is 0, since tokens are discrete.
         num_tokens: Size of the vocabulary, >= 1.
+        mask: Of the shape of `tokens`; False at tokens that are always kept, such as padding.
 
     Raises:
-        TypeError: If the tokens are not integers.
-        ValueError: If `rho`, `num_tokens` or a token is out of range, unless traced.
+        TypeError: If the tokens are not integers, or the mask is not boolean.
+        ValueError: If a shape is wrong or, unless traced, a number or token is out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -109,6 +111,7 @@ def bonami_beckner_pair(
         raise ValueError(f"num_tokens must fit the tokens' {tokens.dtype}, got {num_tokens}")
     for_kept, for_fresh = jax.random.split(key)
     kept = jax.random.uniform(for_kept, tokens.shape) < (1 + rho) / 2
+    kept |= ~full_mask(mask, tokens.shape)
     fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens).astype(tokens.dtype)
     return tokens, jnp.where(kept, tokens, fresh)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range, is_traced, real_type
-from hopfax.stability.noise import Rho, bonami_beckner_pair
+from hopfax.stability.noise import Mask, Rho, bonami_beckner_pair
 
 Probs = Float[Array, "... classes"]
 
@@ -63,6 +63,7 @@ def stability_regularizer(
     *,
     rho: Rho,
     num_tokens: int,
+    mask: Mask = None,
     stabilize: bool = True,
     share: float = 1.0,
     step: Int[Array, ""] | int = 0,
@@ -81,6 +82,7 @@ def stability_regularizer(
         probs: `fn(tokens)`, already computed for the loss: probabilities, not logits.
         rho: Noise parameter, in [-1, 1], see `bonami_beckner_pair`.
         num_tokens: Size of the vocabulary.
+        mask: False at tokens that noise keeps, such as padding; their outputs count all the same.
         stabilize: See `stability_penalty`.
         share: Fraction of the rows to use, in (0, 1]; at least one row is used.
         step: Index of the training step, not mapped by `vmap`, which would compute both branches.
@@ -115,8 +117,9 @@ def stability_regularizer(
     rows = max(1, round(share * tokens.shape[0]))
 
     def penalty() -> Array:
-        _, noisy = bonami_beckner_pair(key, tokens[:rows], rho=rho, num_tokens=num_tokens)
-        return every * jnp.mean(stability_penalty(probs[:rows], fn(noisy), stabilize=stabilize))
+        real = None if mask is None else mask[:rows]
+        noisy = bonami_beckner_pair(key, tokens[:rows], rho=rho, num_tokens=num_tokens, mask=real)
+        return every * jnp.mean(stability_penalty(probs[:rows], fn(noisy[1]), stabilize=stabilize))
 
     if every == 1:
         return penalty()

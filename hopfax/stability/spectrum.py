@@ -12,12 +12,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range, is_tracing, one_array
 from hopfax.stability.batches import map_batches
 from hopfax.stability.estimators import Fn, Pair, estimator, sum_of_products
 from hopfax.stability.noise import gaussian_pair
+from hopfax.stability.theory import Numbers
 
 # Chebyshev points with both ends, which measure the weights' plain and alternating sums.
 _RHOS = np.cos(np.linspace(0, np.pi, 24))
@@ -159,10 +160,12 @@ def _with_ends(value: np.ndarray, refits: np.ndarray) -> np.ndarray:
     return np.stack([value, np.where(2 * value - high <= 0, 0, low), high])
 
 
-def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Array, " bits+1"]:
-    r"""Computes the Walsh level weights of a function of ±1 bits from its truth table.
+def walsh_coefficients(
+    fn: Fn, *, num_bits: int, batch_size: int = 4096
+) -> Float[Array, " 2**bits"]:
+    r"""Computes the Walsh coefficients of a function of ±1 bits from its truth table.
 
-    $$W^k(f) = \sum_{|S| = k} \hat f(S)^2, \qquad \hat f(S) = E[f(x) \prod_{i \in S} x_i]$$
+    $$\hat f(S) = E[f(x) \prod_{i \in S} x_i], \qquad f(x) = \sum_S \hat f(S) \prod_{i \in S} x_i$$
 
     Args:
         fn: A jittable scalar function of `num_bits` floats, each 1 or -1; otherwise a TypeError.
@@ -170,16 +173,17 @@ def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Arr
         batch_size: Inputs evaluated at a time.
 
     Returns:
-        $W^0$ to $W^n$; their sum is $E f^2$. Not finite if `fn` is not.
+        $\hat f(S)$ at index $\sum_{i \in S} 2^i$; not finite if `fn` is not.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from hopfax.stability import walsh_weights
-        >>> walsh_weights(lambda x: jnp.sign(x.sum()), num_bits=3).tolist()
-        [0.0, 0.75, 0.0, 0.25]
+        >>> from hopfax.stability import walsh_coefficients
+        >>> walsh_coefficients(lambda x: jnp.sign(x.sum()), num_bits=3).tolist()
+        [0.0, 0.5, 0.5, 0.0, 0.5, 0.0, 0.0, -0.5]
 
     References:
-        O'Donnell, Analysis of Boolean Functions, Definition 2.19 and Theorem 1.5.
+        Noise Stability of Transformer Models, Eq. 1; O'Donnell, Analysis of Boolean Functions,
+        Theorem 1.1 and, for level weights, Definition 2.19.
     """
     check_count(1, 20, num_bits=num_bits)
     check_count(1, batch_size=batch_size)
@@ -191,7 +195,23 @@ def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Arr
         return output
 
     table = map_batches(value, jnp.arange(2**num_bits), batch_size)
-    return _weights_of_table(table.astype(jnp.result_type(float)))
+    return _transform(table.astype(jnp.result_type(float)))
+
+
+def walsh_weights(fn: Fn, *, num_bits: int, batch_size: int = 4096) -> Float[Array, " bits+1"]:
+    r"""Computes the Walsh level weights of a function of ±1 bits from its truth table.
+
+    $$W^k(f) = \sum_{|S| = k} \hat f(S)^2$$
+
+    Takes the arguments of `walsh_coefficients`. Returns $W^0$ to $W^n$; their sum is $E f^2$.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.stability import walsh_weights
+        >>> walsh_weights(lambda x: jnp.sign(x.sum()), num_bits=3).tolist()
+        [0.0, 0.75, 0.0, 0.25]
+    """
+    return _level_sums(walsh_coefficients(fn, num_bits=num_bits, batch_size=batch_size))
 
 
 @partial(jax.jit, static_argnames="num_bits")
@@ -201,15 +221,18 @@ def _bits(number: Array, num_bits: int) -> Array:
 
 
 @jax.jit
-def _weights_of_table(table: Float[Array, " inputs"]) -> Float[Array, " bits+1"]:
-    num_bits = len(table).bit_length() - 1
-    # Fast Walsh-Hadamard transform: sums and differences along one bit at a time.
-    coefficients = table.reshape((2,) * num_bits)
-    for axis in range(num_bits):
-        one, other = jnp.split(coefficients, 2, axis=axis)
-        coefficients = jnp.concatenate([one + other, one - other], axis=axis)
+def _transform(table: Float[Array, " inputs"]) -> Float[Array, " inputs"]:
+    # Fast Walsh-Hadamard transform: the highest bit becomes the lowest.
+    for _ in range(len(table).bit_length() - 1):
+        one, other = table.reshape(2, -1)
+        table = jnp.stack([one + other, one - other], axis=1).ravel()
+    return table / len(table)
+
+
+@jax.jit
+def _level_sums(coefficients: Float[Array, " inputs"]) -> Float[Array, " bits+1"]:
     # Each bit adds 0 or 1 to the level. A pairwise sum keeps float32's precision.
-    weights = jnp.square(coefficients.reshape(-1, 1) / len(table))
+    weights = jnp.square(coefficients[:, None])
     while len(weights) > 1:
         without, within = weights[0::2], weights[1::2]
         weights = jnp.pad(without, ((0, 0), (0, 1))) + jnp.pad(within, ((0, 0), (1, 0)))
@@ -217,19 +240,13 @@ def _weights_of_table(table: Float[Array, " inputs"]) -> Float[Array, " bits+1"]
 
 
 def spectral_tail_bound(
-    stability: Float[Array, "..."] | float,
-    variance: Float[Array, "..."] | float,
-    *,
-    rho: Float[Array, "..."] | float,
-    degree: int,
-    standard_error: Float[Array, "..."] | float = 0.0,
+    stability: Numbers, variance: Numbers, *, rho: Numbers, degree: int, standard_error: Numbers = 0
 ) -> Float[Array, "..."]:
     r"""Bounds the weight at `degree` and above of a function with this stability.
 
     $$\sum_{k \ge T} W^k \;\le\; \frac{\mathrm{Var} - \mathrm{Stab}_\rho}{1 - \rho^T}$$
 
-    This is Lemma 1 solved for the tail: with $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$ the
-    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$.
+    This is Lemma 1 solved for the tail; `concentration_degree` solves it for $T$.
 
     Args:
         stability: $\mathrm{Stab}_\rho(f)$, of the function or of the function minus its mean.
@@ -259,3 +276,26 @@ def spectral_tail_bound(
     bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** jnp.asarray(degree, variance.dtype))
     # `excess` may be nan, and so must the bound.
     return jnp.clip(jnp.where(excess <= 0, 0, bound), 0, variance)
+
+
+def concentration_degree(delta: Numbers, epsilon: Numbers, rho: Numbers) -> Int[Array, "..."]:
+    r"""Returns the smallest degree $T \ge 1$ from which on a stable function has little weight.
+
+    $$T \ge \frac{\log(1 - \delta/\varepsilon)}{\log\rho}, \qquad \mathrm{Stab}_\rho \ge
+    (1-\delta)\mathrm{Var} \;\Rightarrow\; \sum_{k \ge T} W^k \le \varepsilon\mathrm{Var}$$
+
+    This is the paper's Lemma 1 as proved in Appendix D; the text has another base. It holds for
+    $0 \le \delta < \varepsilon \le 1$ and $0 < \rho < 1$; other numbers raise a ValueError.
+
+    Example:
+        >>> from hopfax.stability import concentration_degree
+        >>> int(concentration_degree(0.05, 0.1, 0.9))
+        7
+    """
+    check_range(0, 1, ends="()", rho=rho)
+    check_range(0, 1, ends="(]", epsilon=epsilon)
+    ratio = jnp.asarray(delta, jnp.result_type(float)) / epsilon
+    check_range(0, 1, ends="[)", **{"delta / epsilon": ratio})
+    # The factor keeps rounding from adding a degree to an integer.
+    degree = jnp.log1p(-ratio) / jnp.log(rho) * (1 - 8 * jnp.finfo(ratio.dtype).eps)
+    return jnp.maximum(jnp.ceil(degree), 1).astype(int)

@@ -23,6 +23,8 @@ regularizer = partial(stability.stability_regularizer, lambda x: HALVES, probs=H
 walsh = partial(stability.walsh_weights, fn=first, num_bits=3)
 levels = partial(stability.level_weights, first, KEY, shape=(5,), num_samples=128)
 tail = partial(stability.spectral_tail_bound, 0.5, 1.0, rho=0.5, degree=2)
+grid = partial(stability.ornstein_uhlenbeck_grid, first, HALVES[0], rho=0.5)
+coefficients = partial(stability.hermite_coefficients, jnp.sin, degree=3)
 transformer = partial(theory.transformer_recurrence, 0.5, num_layers=1)
 moments = partial(theory.moment_interval, 0.5, mean=2.0)
 interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, width=2, bound=1.0)
@@ -64,6 +66,15 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (geometric, {"fn": lambda x: None}, "fn must return one array, got a NoneType"),
         (walsh, {"fn": lambda x: x[0].astype(complex)}, "return real numbers, got complex64"),
         (walsh, {"fn": lambda x: x[:2]}, r"fn must return a scalar, got shape \(2,\)"),
+        (stability.hermite, {"degree": -1, "x": 0.5}, "degree must be >= 0, got -1"),
+        (stability.hermite, {"degree": 2, "x": jnp.nan}, "x must be finite, got nan"),
+        (coefficients, {"num_points": 0}, "num_points must be >= 1, got 0"),
+        (coefficients, {"num_points": 3}, r"degree must be in \[0, 2\], got 3"),
+        (grid, {"rho": 1.1}, r"rho must be in \[-1, 1\], got 1\.1"),
+        (grid, {"num_points": 2000}, r"coordinates must be in \[0, 1.8.*\], got 2"),
+        (stability.mehler_kernel, {"x": 1, "y": 1, "rho": -1}, r"rho must be in \(-1, 1\), got -1"),
+        (partial(stability.concentration_degree, 0.2, 0.2, 0.5), {}, r"delta / .* \[0, 1\), got 1"),
+        (stability.junta_bound, {"influence": 1, "epsilon": 0}, r"epsilon must be .* got 0"),
     ],
 )
 def test_messages(call, options, words):

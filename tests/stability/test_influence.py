@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import geometric_influence, total_influence
+from hopfax.stability import geometric_influence, junta_bound, total_influence, walsh_coefficients
 
 KEY = jax.random.key(8)
 
@@ -29,6 +29,18 @@ def test_total_influence_of_known_functions(fn, num_bits, expected):
     estimate = total_influence(fn, KEY, num_bits=num_bits, num_samples=5_000)
     assert abs(estimate.mean - expected) < 5 * estimate.standard_error + 1e-5
     assert estimate.standard_error < 0.05
+
+
+def test_influences_of_bits_and_the_inequalities_of_poincare_and_friedgut():
+    vote = lambda x: jnp.where(x[3] > 0, jnp.sign(x[:3].sum()), -1.0)  # noqa: E731
+    weights = np.square(walsh_coefficients(vote, num_bits=5))
+    exact = np.array([weights[np.arange(32) >> bit & 1 == 1].sum() for bit in range(5)])
+    np.testing.assert_allclose(exact, [1 / 4, 1 / 4, 1 / 4, 1 / 2, 0], atol=1e-6)
+    found = total_influence(vote, KEY, num_bits=5, num_samples=5_000, per_bit=True)
+    np.testing.assert_allclose(found.mean, exact, atol=0.04)
+    assert (abs(found.mean - exact) < 5 * found.standard_error).all()
+    assert weights[1:].sum() <= exact.sum()
+    assert round(float(junta_bound(2.0, epsilon=0.5))) == 32 * 9**4
 
 
 def test_an_influence_that_never_occurred_has_the_error_of_all_bits():

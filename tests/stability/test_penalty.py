@@ -57,6 +57,15 @@ def test_the_regularizer_is_the_mean_penalty_of_noisy_copies():
         np.testing.assert_allclose(regularized(key, stabilize=sign), expected, rtol=1e-6)
 
 
+def test_noise_never_replaces_tokens_outside_the_mask():
+    mask = jnp.array([[True, False], [False, False], [True, True], [False, True]])
+    draw = {"key": jax.random.key(0), "tokens": TOKENS, "rho": -1.0, "num_tokens": 10**6}
+    (_, noisy), (_, every) = (bonami_beckner_pair(**draw, mask=each) for each in (mask, None))
+    np.testing.assert_array_equal(noisy, jnp.where(mask, every, TOKENS))
+    kept = regularized(rho=-1.0, mask=jnp.zeros(TOKENS.shape, bool), share=0.5)
+    np.testing.assert_allclose(kept, regularized(rho=1.0, share=0.5), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("share", "rows"), [(0.5, 2), (0.01, 1)])
 def test_a_share_uses_the_first_rows(share, rows):
     expected = -jnp.sum(model(TOKENS[:rows]) ** 2, axis=-1).mean()

@@ -8,6 +8,7 @@ import oracles
 import pytest
 
 from hopfax.stability import bit_pair, level_weights, spectral_tail_bound, walsh_weights
+from hopfax.stability.spectrum import concentration_degree, walsh_coefficients
 
 KEY = jax.random.key(5)
 
@@ -21,6 +22,14 @@ def test_walsh_weights_are_those_of_the_definition():
     rows = [[1 - 2 * ((number >> i) & 1) for i in range(5)] for number in range(2**5)]
     expected = oracles.walsh_weights([float(odd(np.array(row, np.float32))) for row in rows], 5)
     np.testing.assert_allclose(walsh_weights(odd, num_bits=5), expected, atol=1e-6)
+
+
+def test_walsh_coefficients_expand_the_function():
+    parity = walsh_coefficients(lambda x: x[0] * x[2], num_bits=3)
+    np.testing.assert_allclose(parity, np.eye(8)[0b101], atol=1e-7)
+    x = np.array([1.0, -1, -1, 1, -1], np.float32)
+    products = [np.prod(x[[i for i in range(5) if subset >> i & 1]]) for subset in range(32)]
+    assert abs(np.dot(walsh_coefficients(odd, num_bits=5), products) - odd(x)) < 1e-5
 
 
 @pytest.mark.parametrize("degree", (0, 3))
@@ -99,6 +108,9 @@ def test_tail_bound_holds_and_is_lemma_1():
     epsilon = float(spectral_tail_bound(1 - delta, 1.0, rho=rho, degree=degree))
     assert epsilon < 1
     np.testing.assert_allclose(math.log(1 - delta / epsilon) / math.log(rho), degree, rtol=1e-5)
+    assert concentration_degree(delta, 1.001 * epsilon, rho) == degree
+    assert concentration_degree(delta, 0.999 * epsilon, rho) == degree + 1
+    assert concentration_degree(jnp.array([0.75, 0.0]), 1.0, 0.5).tolist() == [2, 1]
 
 
 def test_an_estimate_above_the_variance_proves_no_empty_tail():
