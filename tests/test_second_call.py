@@ -168,7 +168,7 @@ STABILITY = {
     "transformer_recurrence": lambda key: theory.transformer_recurrence(level(key), num_layers=3),
     "linear_recurrence": lambda key: theory.linear_recurrence(level(key), num_layers=3),
     "propagate_interval": lambda key: theory.propagate_interval(
-        theory.Interval(0.0, level(key)), num_layers=3, num_tokens=4
+        (0.0, level(key)), num_layers=3, num_tokens=4
     ),
     "relu_process_stability": lambda key: theory.relu_process_stability(level(key), mean=0.5),
 }

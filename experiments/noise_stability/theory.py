@@ -202,7 +202,8 @@ def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: An
     `ends` are `formula`, the formula's numbers, bounds `low` and `high`, and `num_examples`, the
     number of repetitions behind the standard error, where these are few.
     """
-    columns = {"level": x, "score": value, "standard_error": error, "num_examples": np.nan, **ends}
+    ends = dict.fromkeys(("num_examples", "formula", "low", "high"), np.nan) | ends
+    columns = {"level": x, "score": value, "standard_error": error, **ends}
     table = pd.DataFrame({name: np.asarray(each, float) for name, each in columns.items()})
     return table.assign(
         task=claim, model=name, corruption="correlated pair", site="input", metric="value"
@@ -231,8 +232,8 @@ def relu_depth(key: jax.Array, budget: Budget) -> Tables:
     samples = {"num_samples": max(budget.num_samples // 20, 1000), "batch_size": 64}
     both = by_network(draw, key, budget, fn=layers.activations, shape=(budget.width,), **samples)
     halved = both[:, 0] / 2.0 ** np.arange(budget.depth)
-    start = formulas.Interval(START, START)
-    _, high = formulas.propagate_interval(start, num_layers=budget.depth, num_tokens=1)
+    sizes = {"num_layers": budget.depth, "num_tokens": 1}
+    _, high = formulas.propagate_interval((START, START), **sizes)
     full = formulas.transformer_recurrence(START, num_layers=budget.depth)
     linear = formulas.linear_recurrence(START, num_layers=budget.depth)
     return [
@@ -252,8 +253,7 @@ def transformers(key: jax.Array, budget: Budget) -> Tables:
     # A pair gives one product for each token and output.
     samples = {"num_samples": max(budget.num_samples // 4000, 32), "batch_size": 16}
     shape, sizes = (tokens, budget.width), {"width": budget.width, "depth": budget.depth}
-    start = formulas.Interval(0.0, START)
-    low, high = formulas.propagate_interval(start, num_layers=budget.depth, num_tokens=tokens)
+    low, high = formulas.propagate_interval((0, START), num_layers=budget.depth, num_tokens=tokens)
     for name, (identity, norm) in TRANSFORMERS.items():
         draw = partial(layers.random_transformer, structured=identity, value_norm=norm, **sizes)
         both = by_network(draw, key, budget, fn=layers.transformer, shape=shape, **samples)
@@ -262,7 +262,7 @@ def transformers(key: jax.Array, budget: Budget) -> Tables:
         tables.append(by_layer("transformer", name, both[:, 0], formula=formula[1:]))
         scaled = both[:, 0] * (2 / norm**2) ** np.arange(1, budget.depth + 1)
         tables.append(by_layer("intervals", name, scaled, low=low[1:], high=high[1:]))
-        kept, expected = (100 / START * each[..., -1:] for each in (both[:, 0], formula))
+        kept, expected = both[:, 0, -1:] * (100 / START), formula[-1:] * (100 / START)
         tables.append(by_layer(CLAIMED[0], f"Figure 10, {name}", kept, formula=expected))
     return tables
 
@@ -284,8 +284,8 @@ def pretrained(folder: str, key: jax.Array, budget: Budget) -> Tables:
 
     moments = by_network(lambda _: model.params, key, budget, fn=states, **samples)
     stable, second, squared = moments.transpose(1, 0, 2)
-    share = np.maximum(squared / second, 0)
-    rest = (stable / second - share) / (1 - share)
+    share = np.clip(squared / second, 0, 0.999)  # sampling errors go beyond
+    rest = np.clip((stable / second - share) / (1 - share), -1, 1)
     tables = []
     for start, rho in (("the input", START), ("the layer before", rest[:, :-1])):
         ends = formulas.moment_interval(rho, mean=share[:, 1:] ** 0.5, second_moment=1.0)
@@ -326,7 +326,7 @@ def attention(key: jax.Array, budget: Budget) -> Tables:
     """Theorems 5.2, for W = I and UUᵀ, and 5.3, with weights drawn for every pair (Figure 2)."""
     rhos, width = jnp.array([rho for rho in RHOS if rho > 0]), budget.width
     # Every pair draws its own weights, which costs time: fewer pairs.
-    samples = {"num_samples": budget.num_samples // 2, "batch_size": 32}
+    samples: Any = {"num_samples": budget.num_samples // 2, "batch_size": 32}
     # Name, tokens, rows of W or columns of U.
     cases = [
         (f"Theorem 5.3, unstructured, {count} tokens", count, width) for count in budget.tokens

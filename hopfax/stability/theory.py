@@ -75,7 +75,7 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
 def linear_recurrence(
     rho: Numbers, *, num_layers: int, value_norm: float = 1.0
 ) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates Eq. 8's linear proxy, $\rho_l = \frac{1}{2\pi} + \frac{\gamma^2 \rho_{l-1}}{4}$.
+    r"""Iterates Appendix H's proxy, $\rho_l = \frac{1}{2\pi} + \frac{\gamma^2 \rho_{l-1}}{4}$.
 
     Returns are as in `transformer_recurrence`. The limit is $\frac{2}{\pi(4 - \gamma^2)}$ for
     $\gamma < 2$, the paper's $2/(3\pi) = 0.2122$ at $\gamma = 1$ (Eq. 5). The proxy diverges for
@@ -90,9 +90,6 @@ def linear_recurrence(
         >>> from hopfax.stability.theory import linear_recurrence
         >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
         0.2122
-
-    References:
-        Noise Stability of Transformer Models, Eq. 5 and Appendix H.
     """
     check_count(0, num_layers=num_layers)
     check_range(0, value_norm=value_norm)
@@ -303,7 +300,9 @@ def attention_interval(
     return Interval(plus / factor - above[1], above[0] - minus / factor)
 
 
-def propagate_interval(interval: Interval, *, num_layers: int, num_tokens: int) -> Interval:
+def propagate_interval(
+    interval: tuple[Numbers, Numbers], *, num_layers: int, num_tokens: int
+) -> Interval:
     r"""Propagates bounds on correlations through wide random layers of attention and ReLU.
 
     $$[\rho_\ell, \rho_r] \mapsto [2 t\, R(\rho_\ell/t),\; 2 R(\rho_r)], \qquad
@@ -326,8 +325,8 @@ def propagate_interval(interval: Interval, *, num_layers: int, num_tokens: int) 
         norm $\gamma$, that of layer $l$ is $(\gamma^2/2)^l$ times this.
 
     Example:
-        >>> from hopfax.stability.theory import Interval, propagate_interval
-        >>> low, high = propagate_interval(Interval(0.0, 0.5), num_layers=2, num_tokens=1)
+        >>> from hopfax.stability.theory import propagate_interval
+        >>> low, high = propagate_interval((0.0, 0.5), num_layers=2, num_tokens=1)
         >>> [round(float(end[-1]), 3) for end in (low, high)]
         [0.493, 0.684]
 
@@ -344,8 +343,8 @@ def propagate_interval(interval: Interval, *, num_layers: int, num_tokens: int) 
 
 @partial(jax.jit, static_argnames="num_layers")
 def _propagated(interval: Interval, num_tokens: Numbers, *, num_layers: int) -> Interval:
-    def layer(ends: tuple[Interval, Array], _: None) -> tuple[tuple[Interval, Array], Interval]:
-        (low, high), square = ends
+    def layer(before: tuple[Interval, Array], _: None) -> tuple[tuple[Interval, Array], Interval]:
+        (low, high), square = before
         square = low + (square - low) / num_tokens
         ratio = jnp.minimum(low / square, 1)  # up to rounding
         ends = Interval(2 * square * _relu_stability(ratio), 2 * _relu_stability(high))

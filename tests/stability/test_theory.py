@@ -211,37 +211,32 @@ def test_attention_interval_holds(bound, rho):
         assert low <= jnp.mean(product) <= high
 
 
-def test_lemma_12_fails_as_printed_and_holds_with_a_second_moment():
+def test_the_known_form_of_lemma_12_fails_and_with_a_second_moment_it_holds():
     """Two independent texts of two tokens: 2 with probability 1/3, else -1; d = 1, W_V = 1."""
     tokens, odds = np.array([[2.0, 2], [2, -1], [-1, 2], [-1, -1]]), np.array([1, 2, 2, 4]) / 9
     np.testing.assert_allclose(odds @ tokens, 0, atol=1e-12)  # so R_l = R_r = 0
     weights = scipy.special.softmax(0.1 * tokens[:, :1] * tokens, axis=1)
     stability = (odds @ np.sum(weights * tokens, axis=1)) ** 2
-    assert stability > 1e-3  # above E R_r = 0
     half = 4 * (odds @ tokens[:, 0] ** 2) / 2  # n^2 V / 2
     sizes = {"num_tokens": 2, "width": 1, "bound": 2.0, "weight_bound": 0.1}
     low, high = theory.attention_interval(half, half, **sizes)
-    assert low <= stability <= high
+    assert low <= stability <= high and stability > 1e-3  # which is above E R_r = 0
     np.testing.assert_allclose(high, 2 * np.sinh(4 * 2**2 * 0.1), rtol=1e-6)
 
 
 def test_propagated_intervals_hold_for_any_attention_and_are_exact_without(x64):
-    rng, (tokens, width, depth) = np.random.default_rng(0), (3, 2000, 3)
-    alone = theory.propagate_interval(theory.Interval(0.3, 0.8), num_layers=depth, num_tokens=1)
-    for ends in alone:
+    rng, tokens, width, start = np.random.default_rng(0), 3, 2000, (0.0, 0.6)
+    for ends in theory.propagate_interval(start, num_layers=3, num_tokens=1):
         np.testing.assert_allclose(ends[1:], 2 * theory.relu_stability(ends[:-1]), rtol=1e-12)
     x, fresh = rng.standard_normal((2, tokens, width))
-    y = 0.6 * x + 0.8 * fresh
-    ends = theory.propagate_interval(theory.Interval(0.0, 0.6), num_layers=depth, num_tokens=tokens)
+    y, ends = 0.6 * x + 0.8 * fresh, theory.propagate_interval(start, num_layers=3, num_tokens=3)
     for low, high in zip(ends.low[1:], ends.high[1:], strict=True):
         values = rng.standard_normal((width, width)) * (2 / width) ** 0.5
-        # The first query averages all tokens, the second attends to itself, the others' are random.
         maps = rng.dirichlet(np.ones(tokens), (2, tokens))
-        maps[:, 0], maps[:, 1] = 1 / tokens, np.eye(tokens)[1]
+        maps[:, 0], maps[:, 1] = 1 / tokens, np.eye(tokens)[1]  # of all tokens, and of itself
         x, y = (np.maximum(each @ z @ values, 0) for each, z in zip(maps, (x, y), strict=True))
         found = x @ y.T / width
         assert low - 0.05 < found.min() and found.max() < high + 0.05
-    # With itself to attend to, the second query attains the upper end, to a few %.
     assert found[1, 1] > 0.9 * high
 
 
