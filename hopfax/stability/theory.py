@@ -328,7 +328,7 @@ def propagate_interval(
         >>> from hopfax.stability.theory import propagate_interval
         >>> low, high = propagate_interval((0.0, 0.5), num_layers=2, num_tokens=1)
         >>> [round(float(end[-1]), 3) for end in (low, high)]
-        [0.493, 0.684]
+        [0.494, 0.684]
 
     References:
         Noise Stability of Transformer Models, section 5.3.
