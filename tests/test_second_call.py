@@ -193,6 +193,10 @@ STABILITY = {
     "relu_stability": lambda key: stability.relu_stability(level(key)),
     "attention_stability": lambda key: stability.attention_stability(level(key), num_tokens=5),
     "transformer_recurrence": lambda key: theory.transformer_recurrence(level(key), num_layers=3),
+    "linear_recurrence": lambda key: theory.linear_recurrence(level(key), num_layers=3),
+    "propagate_interval": lambda key: theory.propagate_interval(
+        (0.0, level(key)), num_layers=3, num_tokens=4
+    ),
     "relu_process_stability": lambda key: theory.relu_process_stability(level(key), mean=0.5),
 }
 

@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from hopfax.stability import gaussian_pair
+
+MAP_TOKENS, MAP_RHO = 12, 0.01
+
 Weights = list[Array]
 Sampler = Callable[..., tuple[Array, Array]]
 
@@ -46,19 +50,34 @@ def attention_pair(num_tokens: int, width: int) -> Sampler:
     return pair
 
 
-def attention(num_tokens: int, rows: Float[Array, "rows width"]) -> Float[Array, ""]:
+def attention(
+    num_tokens: int, rows: Float[Array, "rows width"], *, low_rank: bool = False
+) -> Float[Array, ""]:
     r"""$\sigma(XWX^\top)XW_V$: one token, one output, of what `attention_pair` draws.
 
-    Without rows for W it is the identity.
+    Without rows for W it is the identity; with `low_rank`, they are the columns of U in W = UUᵀ.
     """
     x, w, v = rows[:num_tokens], rows[num_tokens:-1], rows[-1]
-    query = x[0] @ w if len(w) else x[0]
+    query = x[0] @ w.T @ w if low_rank else x[0] @ w if len(w) else x[0]
     return jax.nn.softmax(query @ x.T) @ (x @ v) / v.size**0.5
 
 
 def attention_map(x: Float[Array, "tokens width"], w: Array) -> Float[Array, "tokens tokens"]:
     r"""Attention weights $\sigma(XWX^\top)$, one row a query."""
     return jax.nn.softmax(x @ w @ x.T)
+
+
+def map_pair(key: PRNGKeyArray, *, width: int) -> Float[Array, "kinds 2 tokens tokens"]:
+    """Maps A_X and A_Y with identity and with unstructured scores."""
+    for_pair, for_scores = jax.random.split(key)
+    pair = jnp.stack(gaussian_pair(for_pair, (MAP_TOKENS, width), rho=MAP_RHO))
+    kinds = jnp.stack([jnp.eye(width), jax.random.normal(for_scores, (width, width))])
+    return jax.vmap(lambda w: jax.vmap(partial(attention_map, w=w))(pair))(kinds)
+
+
+def attended(_: Weights, x: Float[Array, "tokens width"]) -> Float[Array, "2 width"]:
+    """What the first token attends to with identity scores, and the token."""
+    return jnp.stack([jax.nn.softmax(x[0] @ x.T) @ x, x[0]])
 
 
 @partial(jax.jit, static_argnames=("width", "depth", "structured"))

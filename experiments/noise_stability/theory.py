@@ -7,16 +7,19 @@ unstructured scores multiplies it by the chance that a token attends to the same
 through ReLU layers stability settles near 2/(3π), through a transformer with γ < 1 it vanishes.
 
 Command: `python -m experiments theory` (minutes on two cores), `--budget smoke` (seconds) or
-`--budget paper` (a million pairs an estimate).
+`--budget paper` (a million pairs an estimate). `--pretrained FOLDER` adds intervals of a model.
 
 Expected: Theorems 5.1 to 5.3 and Lemma 11 within their error bars. Eq. 5 and 8 take an
 un-normalized stability for a correlation: in deep networks the un-normalized stability vanishes
-and the correlation rises towards 1 instead.
+and the correlation rises towards 1 instead. W = UUᵀ must have a rank well above log(tokens).
+
+Rules: a point agrees with a formula, or is in an interval, within 3 standard errors or 2 %. Other
+claims have `tidy.verdict`: Figure 10's dampening is as weak as the paper says if the last layer has
+half of Eq. 8's stability or more, and errors fall with width d if their exponent is below -1/4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,18 +31,21 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from experiments import report, runner
+from experiments import report, runner, tidy
 from experiments.figures import Panel
+from experiments.models import load, weights_digest
 from experiments.noise_stability import layers
-from experiments.settings import Run, budget_of, by_budget
-from hopfax.stability import gaussian_pair, noise_stability
+from experiments.settings import Run, budget_of, by_budget, optional
+from hopfax.stability import noise_stability
 from hopfax.stability import theory as formulas
 
 REPRODUCES = "Noise stability, Figures 2, 3, 4, 9, 10: layers against their theorems"
 
 RHOS = (-0.9, -0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
 START = 0.5  # correlation of deep networks' inputs
-MAP_TOKENS, MAP_RHO = 12, 0.01
+MAP_WIDTH, MAP_PAIRS = 128, 500  # of heat maps, as in the paper; to count equal keys in
+RANKS = (8, 32)  # of W = UUᵀ
+WIDTHS, ROUNDING = (16, 32, 64, 128, 256, 512), 1e-6  # the least error that is seen
 PROCESSES = ((0.0, 1.0, 1.0), (1.0, 1.0, 0.5), (-1.0, 2.0, 1.5))  # μ, σ, α
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the inputs' entries
 BOUND_TOKENS, BOUND_WIDTH = 4, 2
@@ -68,6 +74,7 @@ BUDGETS = {
     "laptop": Budget(50_000, 5, 128, 10),
     "paper": Budget(1_000_000, 20, 256, 10),
 }
+CLAIMED = ["stability kept, %", "exponent of d in the error", "equal keys, %"]
 WITHIN, CLOSE = 3, 0.02  # standard errors, or share of the formula, that count as agreement
 # By claim, the paper's figures first.
 PANELS = {
@@ -78,6 +85,7 @@ PANELS = {
     "transformer": Panel("Figure 10: transformer from ρ = 0.5", "layer", "stability", log=True),
     "lemma 11": Panel("Lemma 11, ReLU", "ρ (probability)", "stability"),
     "lemma 12": Panel("attention: bounds of the form of Lemma 12", "B", "stability / B²"),
+    "low rank": Panel("attention, W = UUᵀ of rank k", "ρ", "stability"),
 }
 
 
@@ -89,20 +97,25 @@ class Config(Run):
     """Pairs an estimate, at least 1000."""
     networks: Annotated[int | None, by_budget("networks", "INT", BUDGETS)] = None
     """Random networks, for error bars over their weights; at least 2."""
+    pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
+    """Folder of a pretrained model, to measure intervals on."""
     seed: int = 0
     """Seed of all draws."""
 
 
 def run(config: Config) -> Path:
     """Measures everything and writes the page; a flag out of range is a ValueError."""
-    budget, parts = budget_of(config, BUDGETS), PARTS
+    budget, parts, plan = budget_of(config, BUDGETS), dict(PARTS), {}
+    if config.pretrained:
+        parts["layers of a model"] = partial(pretrained, config.pretrained), 5
+        plan["weights"] = weights_digest(config.pretrained)
     keys = jax.random.split(jax.random.key(config.seed), 10)
 
     def measure(part: Any, place: int, _: Any) -> dict[str, pd.DataFrame]:
         return {"results": pd.concat(part(keys[place], budget))}
 
     jobs = [runner.Job(title, partial(measure, *each)) for title, each in parts.items()]
-    return runner.fill("theory", config, jobs, page, plan=budget._asdict())
+    return runner.fill("theory", config, jobs, page, plan=budget._asdict() | plan)
 
 
 def page(folder: Path) -> report.Page:
@@ -117,9 +130,36 @@ def page(folder: Path) -> report.Page:
         "Measured (points) and formulas (lines)", drawn(table), specs=PANELS,
         col="task", x="level", hue="model",
     )  # fmt: skip
-    table = report.Table(heads, lines, "Largest distances from each formula")
+    weights = tidy.select(table, task="map weights")
+    heat = report.Picture(partial(heat_maps, weights), "Figure 3: weights of keys, by query")
+    bounds = tidy.select(table, task="intervals").rename(columns={"score": "mean"})
+    cell = partial(report.bracketed, digits=3)
+    tables = [
+        report.verdicts(claims(table)),
+        report.Table(heads, lines, "Largest distances from each formula or interval"),
+        report.grid(bounds, "level", "model", "Stability by layer [interval]", cell=cell),
+    ]
     title = "Layers against the theorems of the paper"
-    return report.Page(title, pictures={"theory": picture}, tables=[table])
+    return report.Page(title, pictures={"theory": picture, "maps": heat}, tables=tables)
+
+
+def heat_maps(weights: pd.DataFrame) -> Any:
+    """Attention maps of one pair of inputs."""
+    from matplotlib.figure import Figure
+
+    figure, maps = Figure((10.4, 3), layout="constrained"), weights.groupby("model", sort=False)
+    for axes, (name, each) in zip(figure.subplots(1, len(maps)), maps, strict=True):
+        axes.imshow(np.reshape(each.score, (-1, layers.MAP_TOKENS)), cmap="Blues", vmin=0, vmax=1)
+        axes.set(title=name, xlabel="key", ylabel="query")
+    return figure
+
+
+def claims(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `tidy.CLAIMS`."""
+    table = tidy.select(drawn(table), task=CLAIMED)
+    verdicts = [*map(tidy.verdict, table.low, table.high, table.formula)]
+    names = {"model": "subject", "task": "claim", "formula": "paper"}
+    return table.assign(verdict=verdicts).rename(columns=names)[list(tidy.CLAIMS)]
 
 
 def distances(table: pd.DataFrame) -> pd.DataFrame:
@@ -127,17 +167,16 @@ def distances(table: pd.DataFrame) -> pd.DataFrame:
 
     `beyond` counts the points that disagree with it, of `points`.
     """
-    compared = table[table.formula.notna()]
+    # Of an interval, the nearest number.
+    near = table.score.clip(table.low, table.high).where(table.low.notna())
+    compared = table.assign(formula=table.formula.fillna(near))[~table.task.isin(CLAIMED)]
+    compared = compared.dropna(subset="formula")
     distance = (compared.score - compared.formula).abs()
     errors = (distance / compared.standard_error).where(distance != 0, 0)
     beyond = ~((errors < WITHIN) | (distance < CLOSE * compared.formula.abs()))
-    groups = compared.assign(distance=distance, errors=errors, beyond=beyond).groupby(
-        ["task", "model"], sort=False, as_index=False
-    )
-    return groups.agg(
-        distance=("distance", "max"), errors=("errors", "max"), beyond=("beyond", "sum"),
-        points=("beyond", "size"),
-    )  # fmt: skip
+    compared = compared.assign(distance=distance, errors=errors, beyond=beyond, points=1)
+    groups = compared.groupby(["task", "model"], sort=False, as_index=False)
+    return groups.agg({"distance": "max", "errors": "max", "beyond": "sum", "points": "sum"})
 
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:
@@ -152,7 +191,7 @@ def drawn(table: pd.DataFrame) -> pd.DataFrame:
     ]
     # Two formulas of one measurement: its points once.
     repeated = points.formula.notna() & points.duplicated(["task", "level", "mean"], keep=False)
-    once = points[repeated].drop_duplicates(["task", "level"])
+    once = points[repeated].drop_duplicates(["task", "level", "mean"])
     points.loc[repeated, ["mean", *ends]] = np.nan
     return pd.concat([points, once.assign(model="measured", formula=np.nan), *lines])
 
@@ -163,25 +202,18 @@ def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: An
     `ends` are `formula`, the formula's numbers, bounds `low` and `high`, and `num_examples`, the
     number of repetitions behind the standard error, where these are few.
     """
-    columns = {"level": x, "score": value, "standard_error": error, "num_examples": np.nan, **ends}
+    ends = dict.fromkeys(("num_examples", "formula", "low", "high"), np.nan) | ends
+    columns = {"level": x, "score": value, "standard_error": error, **ends}
     table = pd.DataFrame({name: np.asarray(each, float) for name, each in columns.items()})
     return table.assign(
         task=claim, model=name, corruption="correlated pair", site="input", metric="value"
     )
 
 
-def estimate(
-    fn: Callable[[jax.Array], jax.Array], key: jax.Array, **settings: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """Stability of a function and its standard error, by pairs."""
-    mean, error, _ = noise_stability(fn, key, **settings)
-    return np.asarray(mean, float), np.asarray(error, float)
-
-
 def relu_unit(key: jax.Array, budget: Budget) -> Tables:
     """Theorem 5.1 and its quadratic approximation (Figure 9)."""
     rhos, size = jnp.array(RHOS), budget.num_samples
-    measured = estimate(lambda x: jax.nn.relu(x[0]), key, shape=(1,), rho=rhos, num_samples=size)
+    measured = noise_stability(jax.nn.relu, key, shape=(1,), rho=rhos, num_samples=size)[:2]
     quadratic = formulas.relu_stability_quadratic(rhos)
     return [
         rows("relu", "Theorem 5.1", rhos, *measured, formula=formulas.relu_stability(rhos)),
@@ -200,15 +232,14 @@ def relu_depth(key: jax.Array, budget: Budget) -> Tables:
     samples = {"num_samples": max(budget.num_samples // 20, 1000), "batch_size": 64}
     both = by_network(draw, key, budget, fn=layers.activations, shape=(budget.width,), **samples)
     halved = both[:, 0] / 2.0 ** np.arange(budget.depth)
-    normalized = [START]
-    for _ in range(budget.depth):
-        normalized.append(float(2 * formulas.relu_stability(normalized[-1])))
+    sizes = {"num_layers": budget.depth, "num_tokens": 1}
+    _, high = formulas.propagate_interval((START, START), **sizes)
     full = formulas.transformer_recurrence(START, num_layers=budget.depth)
     linear = formulas.linear_recurrence(START, num_layers=budget.depth)
     return [
-        by_layer("depth", "Eq. 5", halved, full),
-        by_layer("depth", "linear part of Eq. 5", halved, linear),
-        by_layer("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], normalized),
+        by_layer("depth", "Eq. 5", halved, formula=full[1:]),
+        by_layer("depth", "linear part of Eq. 5", halved, formula=linear[1:]),
+        by_layer("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], formula=high[1:]),
     ]
 
 
@@ -216,27 +247,56 @@ def transformers(key: jax.Array, budget: Budget) -> Tables:
     """Stability by depth in random transformers, with Eq. 8 and with s(ρ) in it (Figure 10).
 
     As in Appendix H: W_Q W_K = I, columns of W_V of norm γ, no residuals. Unstructured scores are
-    compared with hopfax's variant of Eq. 8.
+    compared with hopfax's variant of Eq. 8. Intervals are of the stability times (2/γ²)^l.
     """
     tokens, tables = budget.tokens[-1], []
     # A pair gives one product for each token and output.
     samples = {"num_samples": max(budget.num_samples // 4000, 32), "batch_size": 16}
     shape, sizes = (tokens, budget.width), {"width": budget.width, "depth": budget.depth}
+    low, high = formulas.propagate_interval((0, START), num_layers=budget.depth, num_tokens=tokens)
     for name, (identity, norm) in TRANSFORMERS.items():
         draw = partial(layers.random_transformer, structured=identity, value_norm=norm, **sizes)
         both = by_network(draw, key, budget, fn=layers.transformer, shape=shape, **samples)
-        count = None if identity else tokens
-        formula = formulas.transformer_recurrence(
-            START, num_layers=budget.depth, value_norm=norm, num_tokens=count
-        )
-        tables.append(by_layer("transformer", name, both[:, 0], formula))
+        own: Any = {"value_norm": norm, "num_tokens": None if identity else tokens}
+        formula = formulas.transformer_recurrence(START, num_layers=budget.depth, **own)
+        tables.append(by_layer("transformer", name, both[:, 0], formula=formula[1:]))
+        scaled = both[:, 0] * (2 / norm**2) ** np.arange(1, budget.depth + 1)
+        tables.append(by_layer("intervals", name, scaled, low=low[1:], high=high[1:]))
+        kept, expected = both[:, 0, -1:] * (100 / START), formula[-1:] * (100 / START)
+        tables.append(by_layer(CLAIMED[0], f"Figure 10, {name}", kept, formula=expected))
     return tables
 
 
-def by_network(
-    draw: Callable[[jax.Array], layers.Weights], key: jax.Array, budget: Budget, **settings: Any
-) -> np.ndarray:
-    """Stability and second moment of every layer of random networks: (networks, 2, layers)."""
+def pretrained(folder: str, key: jax.Array, budget: Budget) -> Tables:
+    """Correlation after every layer of a model, at Gaussian embeddings of the model's size.
+
+    Bounds are `moment_interval` of the input's correlation, or, without the mean and as if states
+    were Gaussian, of that in the layer before.
+    """
+    model = load(folder)
+    scale, shape = float(model.table.std()), (budget.tokens[-1], model.table.shape[1])
+    samples = {"num_samples": max(budget.num_samples // 4000, 32), "batch_size": 16}
+    samples |= {"shape": shape, "rhos": (START, 1.0, 0.0)}
+
+    def states(params: Any, x: jax.Array) -> jax.Array:
+        mask = jnp.ones((1, len(x)), bool)
+        return model.forward(scale * x[None], mask, params=params).hidden_states[:, 0]
+
+    moments = by_network(lambda _: model.params, key, budget, fn=states, **samples)
+    stable, second, squared = moments.transpose(1, 0, 2)
+    share = np.clip(squared / second, 0, 0.999)  # sampling errors go beyond
+    rest = np.clip((stable / second - share) / (1 - share), -1, 1)
+    tables = []
+    for start, rho in (("the input", START), ("the layer before", rest[:, :-1])):
+        ends = formulas.moment_interval(rho, mean=share[:, 1:] ** 0.5, second_moment=1.0)
+        low, high = (end.mean(axis=0) for end in ends)
+        name = f"{Path(folder).name}, from {start}"
+        tables.append(by_layer("intervals", name, (stable / second)[:, 1:], low=low, high=high))
+    return tables
+
+
+def by_network(draw: Any, key: jax.Array, budget: Budget, **settings: Any) -> np.ndarray:
+    """Moments of every layer of random networks: (networks, correlations, layers)."""
     for_weights, for_pairs = jax.random.split(key)
     moments = [
         layer_moments(draw(one), jax.random.fold_in(for_pairs, number), **settings)
@@ -245,65 +305,88 @@ def by_network(
     return np.asarray(moments, float)
 
 
-@partial(jax.jit, static_argnames=("fn", "shape", "num_samples", "batch_size"))
+@partial(jax.jit, static_argnames=("fn", "shape", "num_samples", "batch_size", "rhos"))
 def layer_moments(
-    weights: layers.Weights, key: jax.Array, *, fn: Callable[..., jax.Array], **settings: Any
+    weights: Any, key: jax.Array, *, fn: Any, rhos: Any = (START, 1.0), **settings: Any
 ) -> jax.Array:
-    """Means over outputs, of `fn(weights, x)` with a leading axis of layers: (2, layers)."""
-    rho = jnp.array([START, 1.0])
-    mean = noise_stability(partial(fn, weights), key, rho=rho, per_output=True, **settings).mean
+    """Means over outputs, of `fn(weights, x)` with a leading axis of layers: (rhos, layers)."""
+    fn, rho = partial(fn, weights), jnp.array(rhos)
+    mean = noise_stability(fn, key, rho=rho, per_output=True, **settings).mean
     return jnp.mean(mean, axis=tuple(range(2, mean.ndim)))
 
 
-def by_layer(claim: str, name: str, by_network: np.ndarray, formula: Any) -> pd.DataFrame:
-    """A row a layer, with the error over networks; `formula` begins with the input's."""
-    count, depth = by_network.shape
+def by_layer(claim: str, name: str, by_network: np.ndarray, **ends: Any) -> pd.DataFrame:
+    """A row a layer, with the error over networks."""
+    count, mean = len(by_network), by_network.mean(axis=0)
     error = by_network.std(axis=0, ddof=1) / count**0.5
-    mean, numbers = by_network.mean(axis=0), np.arange(1, depth + 1)
-    return rows(claim, name, numbers, mean, error, num_examples=count, formula=formula[1:])
+    return rows(claim, name, 1 + np.arange(mean.size), mean, error, num_examples=count, **ends)
 
 
 def attention(key: jax.Array, budget: Budget) -> Tables:
-    """Theorems 5.2 and 5.3, with weights drawn anew for every pair (Figure 2).
-
-    Theorem 5.3 is the limit of wide layers. A query prefers tokens of larger norm: at width d the
-    stability is higher by up to about (E[M²] - 1) / d, with M the largest of as many standard
-    normal numbers as tokens.
-    """
+    """Theorems 5.2, for W = I and UUᵀ, and 5.3, with weights drawn for every pair (Figure 2)."""
     rhos, width = jnp.array([rho for rho in RHOS if rho > 0]), budget.width
     # Every pair draws its own weights, which costs time: fewer pairs.
-    samples = {"num_samples": budget.num_samples // 2, "batch_size": 32}
-    # Name, tokens, rows of W, formula.
-    cases: list[tuple[str, int, int, Any]] = [
-        (f"Theorem 5.3, unstructured, {count} tokens", count, width, formulas.attention_stability)
-        for count in budget.tokens
+    samples: Any = {"num_samples": budget.num_samples // 2, "batch_size": 32}
+    # Name, tokens, rows of W or columns of U.
+    cases = [
+        (f"Theorem 5.3, unstructured, {count} tokens", count, width) for count in budget.tokens
     ]
-    last = budget.tokens[-1]
-    cases.append((f"Theorem 5.2, identity, {last} tokens", last, 0, lambda rhos, **_: rhos))
-    tables = []
-    for number, (name, tokens, rows_of_w, formula) in enumerate(cases):
-        layer, own = partial(layers.attention, tokens), jax.random.fold_in(key, number)
+    last, tables = budget.tokens[-1], []
+    cases.append((f"Theorem 5.2, identity, {last} tokens", last, 0))
+    cases += [(f"Theorem 5.2, k = {k}", last, k) for k in RANKS]
+    for number, (name, tokens, rows_of_w) in enumerate(cases):
+        low_rank, own = "k =" in name, jax.random.fold_in(key, number)
+        layer = partial(layers.attention, tokens, low_rank=low_rank)
         shape, pair = (tokens + rows_of_w + 1, width), layers.attention_pair(tokens, width)
-        measured = estimate(layer, own, shape=shape, rho=rhos, pair=pair, **samples)
-        expected = formula(rhos, num_tokens=tokens)
-        tables.append(rows("attention", name, rhos, *measured, formula=expected))
+        measured = noise_stability(layer, own, shape=shape, rho=rhos, pair=pair, **samples)[:2]
+        formula = rhos if "5.2" in name else formulas.attention_stability(rhos, num_tokens=tokens)
+        claim = "low rank" if low_rank else "attention"
+        tables.append(rows(claim, name, rhos, *measured, formula=formula))
+        if low_rank:  # the best line through zero
+            slope = rhos @ measured[0] / (rhos @ rhos)
+            name = f"k = {rows_of_w}: {slope:.3f} ρ"
+            tables.append(rows(claim, name, rhos, *measured, formula=slope * rhos))
     return tables
+
+
+def widths(key: jax.Array, budget: Budget) -> Tables:
+    """How far attention with identity scores is from Theorem 5.2 at width d.
+
+    The input's correlation on the same draws is a control variate.
+    """
+    sizes, errors = [width for width in WIDTHS if width <= 4 * budget.width], []
+    samples = {"num_samples": budget.num_samples // budget.networks // 4, "batch_size": 256}
+    for width in sizes:
+        shape = (budget.tokens[-1], width)
+        both = by_network(lambda _: [], key, budget, fn=layers.attended, shape=shape, **samples)
+        errors.append(both[:, 0, 0] - both[:, 0, 1])
+    errors, name = np.stack(errors, axis=1), "Theorem 5.2, identity"
+    table = by_layer("width", name, errors).assign(level=sizes)
+    visible = np.log(np.maximum(np.abs(errors), ROUNDING))
+    slopes = np.polyfit(np.log(sizes)[:3], visible[:, :3].T, 1)[:1].T
+    return [table, by_layer(CLAIMED[1], name, slopes, formula=-0.5)]
 
 
 def maps(key: jax.Array, budget: Budget) -> Tables:
     """The key with the most weight of every query, before and after noise (Figure 3).
 
-    Attention maps A_X and A_Y of one pair of inputs, with two kinds of scores.
+    Attention maps A_X and A_Y of one pair of inputs, with two kinds of scores; then, at the paper's
+    width, one pair's weights and how many queries of all pairs keep their key, in percent.
     """
-    for_pair, for_scores = jax.random.split(key)
-    pair = gaussian_pair(for_pair, (MAP_TOKENS, budget.width), rho=MAP_RHO)
-    unstructured = jax.random.normal(for_scores, (budget.width, budget.width))
-    return [
-        rows("maps", f"{name}, {side}", np.arange(MAP_TOKENS), attended.argmax(axis=1))
-        for name, w in (("identity", jnp.eye(budget.width)), ("unstructured", unstructured))
-        for side, x in zip(("A_X", "A_Y"), pair, strict=True)
-        for attended in [layers.attention_map(x, w)]
-    ]
+    many = jax.random.split(jax.random.fold_in(key, 1), MAP_PAIRS)
+    weights = np.asarray(jax.jit(jax.vmap(partial(layers.map_pair, width=MAP_WIDTH)))(many))
+    keys = weights.argmax(axis=-1)
+    own = layers.map_pair(key, width=budget.width).argmax(axis=-1)
+    chance = float(formulas.attention_overlap(layers.MAP_RHO, num_tokens=layers.MAP_TOKENS))
+    tables = []
+    for place, (name, share) in enumerate({"identity": 1.0, "unstructured": chance}.items()):
+        for at, side in enumerate(("A_X", "A_Y")):
+            label, cells = f"{name}, {side}", weights[0, place, at].ravel()
+            tables.append(rows("maps", label, np.arange(layers.MAP_TOKENS), own[place, at]))
+            tables.append(rows("map weights", label, np.arange(cells.size), cells))
+        kept = 100 * np.mean(keys[:, place, 0] == keys[:, place, 1], axis=1, keepdims=True)
+        tables.append(by_layer(CLAIMED[2], f"Figure 3, {name}", kept, formula=100 * share))
+    return tables
 
 
 def lemma_11(key: jax.Array, budget: Budget) -> Tables:
@@ -311,7 +394,7 @@ def lemma_11(key: jax.Array, budget: Budget) -> Tables:
     rhos = jnp.array([0.0, 0.25, 0.5, 0.75, 1.0])
     settings: dict[str, Any] = {"num_samples": budget.num_samples, "per_output": True}
     pair, shape = layers.process_pair(*jnp.array(PROCESSES).T), (len(PROCESSES),)
-    measured = estimate(jax.nn.relu, key, shape=shape, rho=rhos, pair=pair, **settings)
+    measured = noise_stability(jax.nn.relu, key, shape=shape, rho=rhos, pair=pair, **settings)[:2]
     tables = []
     for place, (mu, sigma, alpha) in enumerate(PROCESSES):
         formula = formulas.relu_process_stability(rhos, mean=mu, std=sigma, scale=alpha)
@@ -343,14 +426,10 @@ def lemma_12(key: jax.Array, budget: Budget) -> Tables:
         return [jnp.sum(jnp.mean(jnp.maximum(s * products, 0), axis=0)) for s in (1, -1)]
 
     settings: dict[str, Any] = {"num_samples": budget.num_samples, "per_output": True}
-    measured = estimate(layer, for_pairs, shape=shape, rho=0.5, pair=pair, **settings)
+    measured = noise_stability(layer, for_pairs, shape=shape, rho=0.5, pair=pair, **settings)[:2]
     moments = [float(each) for each in parts(for_parts)]
-    sizes = {"num_tokens": BOUND_TOKENS, "width": BOUND_WIDTH}
-    largest = float(jnp.abs(w).max())
-    ends = [
-        formulas.attention_interval(*moments, bound=bound, weight_bound=largest, **sizes)
-        for bound in BOUNDS
-    ]
+    sizes: Any = {"num_tokens": BOUND_TOKENS, "width": BOUND_WIDTH, "weight_bound": abs(w).max()}
+    ends = [formulas.attention_interval(*moments, bound=bound, **sizes) for bound in BOUNDS]
     low, high = np.asarray(ends, float).T
     return [rows("lemma 12", "measured", BOUNDS, *measured, low=low, high=high)]
 
@@ -359,6 +438,7 @@ def lemma_12(key: jax.Array, budget: Budget) -> Tables:
 PARTS = {
     "single-layer attention": (attention, 2),
     "attention maps": (maps, 6),
+    "attention by width": (widths, 4),
     "deep ReLU networks": (relu_depth, 1),
     "a ReLU unit": (relu_unit, 0),
     "deep transformers": (transformers, 7),

@@ -72,14 +72,19 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
     return 1 / (2 * jnp.pi) + rho / 4 + rho**2 / (4 * jnp.pi)
 
 
-def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates the linear proxy of Eq. 5, $\rho_l = \frac{1}{2\pi} + \frac{\rho_{l-1}}{4}$.
+def linear_recurrence(
+    rho: Numbers, *, num_layers: int, value_norm: float = 1.0
+) -> Float[Array, "layers+1 ..."]:
+    r"""Iterates Appendix H's proxy, $\rho_l = \frac{1}{2\pi} + \frac{\gamma^2 \rho_{l-1}}{4}$.
 
-    Returns are as in `transformer_recurrence`. The limit is the paper's $2/(3\pi) = 0.2122$.
+    Returns are as in `transformer_recurrence`. The limit is $\frac{2}{\pi(4 - \gamma^2)}$ for
+    $\gamma < 2$, the paper's $2/(3\pi) = 0.2122$ at $\gamma = 1$ (Eq. 5). The proxy diverges for
+    greater $\gamma$, and at $\gamma = 2$, where it grows by $1/(2\pi)$ a layer.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
         num_layers: Number of layers, >= 0.
+        value_norm: $\gamma = \|(W_V)_{:,j}\|$, >= 0.
 
     Example:
         >>> from hopfax.stability.theory import linear_recurrence
@@ -87,10 +92,11 @@ def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+
         0.2122
     """
     check_count(0, num_layers=num_layers)
+    check_range(0, value_norm=value_norm)
     rho = _rho(rho)
-    left = np.reshape(0.25 ** np.arange(num_layers + 1), (-1, *[1] * rho.ndim))
-    limit = jnp.asarray(2 / (3 * np.pi) * (1 - left), rho.dtype)
-    return jnp.asarray(left, rho.dtype) * rho[None] + limit
+    left = np.reshape((value_norm**2 / 4) ** np.arange(num_layers + 1), (-1, *[1] * rho.ndim))
+    added = jnp.asarray((np.cumsum(left, axis=0) - left) / (2 * np.pi), rho.dtype)
+    return jnp.asarray(left, rho.dtype) * rho[None] + added
 
 
 def transformer_recurrence(
@@ -262,6 +268,14 @@ def attention_interval(
     distribution of X and Y. The bounds (Lemma 12, derived here) are wide unless $d^2 B^2$ is small,
     and infinite where $E$ overflows.
 
+    The printed lemma is known here only as $R_\ell/E \le E[f(X) f(Y)] \le E R_r$, where $R_\ell$
+    and $R_r$ bound all $E[v_j(X) v_k(Y)]$. In this form it is false: the ends can cross if
+    $R_r < 0$, and if scores depend on the values, $R_\ell = R_r = 0$ does not make the stability 0.
+    With $E[v_j^2] \le V$, what holds are the ends above at $S^\pm = n^2 (V \pm R)/2$:
+
+    $$R_\ell \cosh\log E - V \sinh\log E \;\le\; E[f(X) f(Y)] \;\le\;
+    R_r \cosh\log E + V \sinh\log E$$
+
     Args:
         positive: $S^+$, >= 0.
         negative: $S^-$, >= 0.
@@ -284,6 +298,60 @@ def attention_interval(
     # 0, not nan, where the factor overflows.
     above = [jnp.where(part == 0, 0, factor * part) for part in (plus, minus)]
     return Interval(plus / factor - above[1], above[0] - minus / factor)
+
+
+def propagate_interval(
+    interval: tuple[Numbers, Numbers], *, num_layers: int, num_tokens: int
+) -> Interval:
+    r"""Propagates bounds on correlations through wide random layers of attention and ReLU.
+
+    $$[\rho_\ell, \rho_r] \mapsto [2 t\, R(\rho_\ell/t),\; 2 R(\rho_r)], \qquad
+    t = \rho_\ell + (q - \rho_\ell)/n$$
+
+    Attention averages tokens. If the correlations of all tokens of X with all of Y are in an
+    interval, those of its outputs are too, whatever the scores, without the factor $E$ of
+    `attention_interval`. $R$ is `relu_stability`; $q$, 1 at first and then $t$, is the least mean
+    square of a token. The bounds, derived here, are for the limit of wide layers without residuals,
+    whose weights $W_V \sim \mathcal N(0, 2/d)$ are independent of the scores.
+
+    Args:
+        interval: Bounds, in [0, 1]; the lower one also holds within X. Independent tokens with
+            noise have $[0, \rho]$.
+        num_layers: Number of layers, >= 0.
+        num_tokens: $n$, >= 1; 1 is a network of ReLU layers alone.
+
+    Returns:
+        Bounds on the input's and every layer's stability per output. If the columns of $W_V$ have
+        norm $\gamma$, that of layer $l$ is $(\gamma^2/2)^l$ times this.
+
+    Example:
+        >>> from hopfax.stability.theory import propagate_interval
+        >>> low, high = propagate_interval((0.0, 0.5), num_layers=2, num_tokens=1)
+        >>> [round(float(end[-1]), 3) for end in (low, high)]
+        [0.494, 0.684]
+
+    References:
+        Noise Stability of Transformer Models, section 5.3.
+    """
+    low, high = (_rho(end, low=0) for end in interval)
+    check_count(0, num_layers=num_layers)
+    check_count(1, num_tokens=num_tokens)
+    if not is_traced(low + high) and not jnp.all(low <= high):
+        raise ValueError(f"interval must have low <= high, got {low} and {high}")
+    return _propagated(Interval(low, high), num_tokens, num_layers=num_layers)
+
+
+@partial(jax.jit, static_argnames="num_layers")
+def _propagated(interval: Interval, num_tokens: Numbers, *, num_layers: int) -> Interval:
+    def layer(before: tuple[Interval, Array], _: None) -> tuple[tuple[Interval, Array], Interval]:
+        (low, high), square = before
+        square = low + (square - low) / num_tokens
+        ratio = jnp.minimum(low / square, 1)  # up to rounding
+        ends = Interval(2 * square * _relu_stability(ratio), 2 * _relu_stability(high))
+        return (ends, square), ends
+
+    _, visited = jax.lax.scan(layer, (interval, jnp.ones_like(interval.low)), length=num_layers)
+    return jax.tree.map(lambda end, ends: jnp.concatenate([end[None], ends]), interval, visited)
 
 
 def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> Interval:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from nn.checkpoints import save_random
 
 from experiments import tidy
 from experiments.noise_stability import layers, theory
@@ -38,14 +39,15 @@ def test_attention_pairs_share_their_weights_and_correlate_their_tokens():
     assert jnp.array_equal(pair(jax.random.key(0), (404, 400), rho=0.1)[0], first)
 
 
-@pytest.mark.parametrize("identity", [False, True])
-def test_attention_is_the_formula_by_hand(identity):
-    rows = np.asarray(jax.random.normal(jax.random.key(2), (2 + 3 + 1, 3)), np.float64) / 2
-    x, w, v = rows[:2], np.eye(3) if identity else rows[2:5], rows[5]
+@pytest.mark.parametrize(("kind", "count"), [("identity", 0), ("full", 3), ("low rank", 1)])
+def test_attention_is_the_formula_by_hand(kind, count):
+    rows = np.asarray(jax.random.normal(jax.random.key(2), (2 + count + 1, 3)), np.float64) / 2
+    x, drawn, v = rows[:2], rows[2:-1], rows[-1]
+    w = {"identity": np.eye(3), "full": drawn, "low rank": drawn.T @ drawn}[kind]
     weights = np.exp(x[0] @ w @ x.T)
     expected = weights / weights.sum() @ (x @ v) / 3**0.5
-    drawn = np.delete(rows, [2, 3, 4], axis=0) if identity else rows
-    np.testing.assert_allclose(layers.attention(2, jnp.asarray(drawn)), expected, rtol=1e-5)
+    found = layers.attention(2, jnp.asarray(rows), low_rank=kind == "low rank")
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_transformer_layers_are_the_formula_by_hand():
@@ -100,6 +102,15 @@ def test_distances_are_of_the_worst_point_of_each_formula():
     assert theory.distances(far)[["beyond", "points"]].to_numpy().tolist() == [[1, 2], [0, 1]]
 
 
+def test_points_of_intervals_disagree_outside_and_claims_have_verdicts():
+    points = theory.rows("intervals", "f", [1, 2], [1.5, 2.2], [0.1, 0.01], low=[1, 1], high=[2, 2])
+    kept = theory.rows(theory.CLAIMED[0], "f", [1], [4.0], [0.5], num_examples=20, formula=40)
+    table = pd.concat([points, kept.assign(low=np.nan, high=np.nan)], ignore_index=True)
+    (line,), (claim,) = theory.distances(table).itertuples(), theory.claims(table).itertuples()
+    assert (line.beyond, line.points, round(line.distance, 6)) == (1, 2, 0.2)
+    assert (claim.paper, claim.mean, claim.verdict) == (40, 4, "smaller")
+
+
 def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
     """`noise_stability` of a single pair, which compiles in no time."""
     rho = jnp.asarray(rho, float)
@@ -115,14 +126,17 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(theory, "noise_stability", one_pair)
     tiny = theory.Budget(1000, 2, 8, 2, tokens=(4,))
     monkeypatch.setitem(theory.BUDGETS, "smoke", tiny)
-    pages = []
+    pages, model = [], str(save_random(tmp_path, "bert"))
     monkeypatch.setattr("experiments.report.write_report", lambda _, page: pages.append(page))
-    folder = theory.run(theory.Config(budget="smoke", runs=str(tmp_path)))
+    folder = theory.run(theory.Config(budget="smoke", runs=str(tmp_path), pretrained=model))
     table = pd.read_csv(folder / "results.csv")
     assert list(table)[: len(tidy.COLUMNS)] == list(tidy.COLUMNS) and {"formula", "low"} < {*table}
-    assert set(table.task) == {*theory.PANELS}
+    more = {"map weights", "width", "intervals"}
+    assert set(table.task) == {*theory.PANELS, *theory.CLAIMED} | more
     assert np.isfinite(table.score).all()
     keys = tidy.select(table, task="maps", model="identity, A_X").score
-    assert keys.isin(range(theory.MAP_TOKENS)).all() and len(keys) == theory.MAP_TOKENS
-    (lines,) = (each.rows for each in pages[0].tables)
-    assert {line[0] for line in lines} == {"attention", "depth", "relu", "transformer", "lemma 11"}
+    assert keys.isin(range(layers.MAP_TOKENS)).all() and len(keys) == layers.MAP_TOKENS
+    verdicts, lines, bounds = (each.rows for each in pages[0].tables)
+    assert {line[0] for line in lines} == {*theory.PANELS, "intervals"} - {"maps"}
+    assert len(verdicts) == 6 and len(bounds) == tiny.depth and len(bounds[0]) == 1 + 3 + 2
+    assert len(pages[0].pictures["maps"].figure.axes) == 4

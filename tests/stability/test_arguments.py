@@ -28,6 +28,7 @@ coefficients = partial(stability.hermite_coefficients, jnp.sin, degree=3)
 transformer = partial(theory.transformer_recurrence, 0.5, num_layers=1)
 moments = partial(theory.moment_interval, 0.5, mean=2.0)
 interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, width=2, bound=1.0)
+propagated = partial(theory.propagate_interval, num_layers=1, num_tokens=1)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,8 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (transformer, {"value_norm": 1.5}, r"value_norm must be in \[0, 1\], got 1\.5"),
         (theory.relu_process_stability, {"rho": -0.1}, r"rho must be in \[0, 1\], got -0\.1"),
         (theory.relu_process_stability, {"rho": 0.1, "std": 0.0}, "std must be > 0, got 0"),
+        (partial(theory.linear_recurrence, 0, num_layers=1), {"value_norm": -1}, "value_norm must"),
+        (propagated, {"interval": (0.5, 0.2)}, "interval must have low <= high, got 0.5 and 0.2"),
         (interval, {"negative": -1.0}, "negative must .* got -1"),
         (moments, {"second_moment": 3.0}, r"second_moment must be at least mean\*\*2, got"),
         (partial(bit_pair, KEY, (2,)), {"rho": jnp.zeros(2)}, r"rho must have shape \(\), got"),

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 from hopfax.stability import noise_stability, theory
 
@@ -66,8 +67,17 @@ def test_recurrences_iterate_eq_5_and_eq_8_to_their_own_limits(x64):
     some = theory.transformer_recurrence(0.8, num_layers=3, num_tokens=16, value_norm=0.9)
     attended = 0.9**2 * theory.attention_stability(some[:-1], num_tokens=16)
     np.testing.assert_allclose(some[1:], theory.relu_stability(attended), rtol=1e-12)
-    linear = theory.linear_recurrence(0.8, num_layers=40)
-    np.testing.assert_allclose(linear[-1], 2 / (3 * np.pi), rtol=1e-9)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0])
+def test_the_linear_proxy_iterates_its_map_to_its_limit_or_diverges(gamma, x64):
+    visited = theory.linear_recurrence([0.8, -1.0], num_layers=100, value_norm=gamma)
+    expected = 1 / (2 * np.pi) + gamma**2 / 4 * visited[:-1]
+    np.testing.assert_allclose(visited[1:], expected, rtol=1e-9)
+    if gamma < 2:
+        np.testing.assert_allclose(visited[-1], 2 / (np.pi * (4 - gamma**2)), rtol=1e-9)
+    else:
+        assert np.all(np.abs(visited[-1]) > 10)
 
 
 @pytest.mark.parametrize(("num_tokens", "rho"), [(1, 0.5), (3, -0.8), (20, 0.97)])
@@ -199,6 +209,35 @@ def test_attention_interval_holds(bound, rho):
         low, high = theory.attention_interval(*signs, **sizes, weight_bound=float(abs(w).max()))
         # The inequality holds sample by sample, so also for the means of one set of draws.
         assert low <= jnp.mean(product) <= high
+
+
+def test_the_known_form_of_lemma_12_fails_and_with_a_second_moment_it_holds():
+    """Two independent texts of two tokens: 2 with probability 1/3, else -1; d = 1, W_V = 1."""
+    tokens, odds = np.array([[2.0, 2], [2, -1], [-1, 2], [-1, -1]]), np.array([1, 2, 2, 4]) / 9
+    np.testing.assert_allclose(odds @ tokens, 0, atol=1e-12)  # so R_l = R_r = 0
+    weights = scipy.special.softmax(0.1 * tokens[:, :1] * tokens, axis=1)
+    stability = (odds @ np.sum(weights * tokens, axis=1)) ** 2
+    half = 4 * (odds @ tokens[:, 0] ** 2) / 2  # n^2 V / 2
+    sizes = {"num_tokens": 2, "width": 1, "bound": 2.0, "weight_bound": 0.1}
+    low, high = theory.attention_interval(half, half, **sizes)
+    assert low <= stability <= high and stability > 1e-3  # which is above E R_r = 0
+    np.testing.assert_allclose(high, 2 * np.sinh(4 * 2**2 * 0.1), rtol=1e-6)
+
+
+def test_propagated_intervals_hold_for_any_attention_and_are_exact_without(x64):
+    rng, tokens, width, start = np.random.default_rng(0), 3, 2000, (0.0, 0.6)
+    for ends in theory.propagate_interval(start, num_layers=3, num_tokens=1):
+        np.testing.assert_allclose(ends[1:], 2 * theory.relu_stability(ends[:-1]), rtol=1e-12)
+    x, fresh = rng.standard_normal((2, tokens, width))
+    y, ends = 0.6 * x + 0.8 * fresh, theory.propagate_interval(start, num_layers=3, num_tokens=3)
+    for low, high in zip(ends.low[1:], ends.high[1:], strict=True):
+        values = rng.standard_normal((width, width)) * (2 / width) ** 0.5
+        maps = rng.dirichlet(np.ones(tokens), (2, tokens))
+        maps[:, 0], maps[:, 1] = 1 / tokens, np.eye(tokens)[1]  # of all tokens, and of itself
+        x, y = (np.maximum(each @ z @ values, 0) for each, z in zip(maps, (x, y), strict=True))
+        found = x @ y.T / width
+        assert low - 0.05 < found.min() and found.max() < high + 0.05
+    assert found[1, 1] > 0.9 * high
 
 
 def test_attention_interval_tightens_and_widens_to_its_limits():
