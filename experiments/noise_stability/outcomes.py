@@ -7,7 +7,7 @@ counts as infinity: the median is finite if more than half of the runs arrive.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -128,15 +128,35 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
         ])  # fmt: skip
     heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %"]
     metrics = {
-        "validation accuracy": curves.accuracy,
-        "training accuracy": curves.train_accuracy,
-        "normalized stability": curves.agreement / curves.confidence,
+        "validation accuracy": 100 * curves.accuracy,
+        "training accuracy": 100 * curves.train_accuracy,
+        "normalized stability": 100 * curves.agreement / curves.confidence,
+        "validation loss": curves.loss,
+        "training loss": curves.train_loss,
+        "stability": 100 * curves.agreement,
     }
-    parts = [curves.assign(metric=name, mean=100 * each) for name, each in metrics.items()]
-    drawn = pd.concat(parts).assign(low=np.nan, high=np.nan)
-    picture = report.facets(
-        "Medians over runs during training", tidy.select(drawn, arm=DRAWN), x="step", hue="arm",
-        col="metric", row="task", xlabel="training step", ylabel="%",
-    )  # fmt: skip
+    parts = [curves.assign(metric=name, mean=each) for name, each in metrics.items()]
+    drawn = tidy.select(pd.concat(parts), arm=DRAWN).assign(low=np.nan, high=np.nan)
+    drawn["constant"] = 100 * drawn.target.where(drawn.metric.str.endswith("stability"))
+    options: Any = {"x": "step", "hue": "arm", "xlabel": "training step", "least_range": 0.5,
+                    "titles": {"constant": "target function"}}  # fmt: skip
+    first, second = (
+        tidy.select(drawn, metric=[*metrics][part]) for part in (slice(3), slice(3, 6))
+    )
+    units = dict(zip(second.metric.unique(), ("nats", "nats", "%"), strict=True))
+    pictures = {
+        "curves": report.facets(
+            "Medians over runs", first, col="metric", row="task", ylabel="%", **options
+        ),
+        "losses": report.facets(
+            "Losses and stability",
+            second,
+            col="task",
+            row="metric",
+            ylabel=units,
+            log=True,
+            **options,
+        ),
+    }
     table = report.Table(heads, lines, "Steps to the target accuracy")
-    return report.Page(title, pictures={"curves": picture}, tables=[table, *tables])
+    return report.Page(title, pictures=pictures, tables=[table, *tables])
