@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import report, tidy
+from experiments.noise_stability import indicator
 from experiments.tidy import CONFIDENCE, MIN_SEEDS
 
 RESAMPLES = 10_000
@@ -116,7 +117,8 @@ def text(interval: Interval) -> str:
 
 def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> report.Page:
     """The page of a run; `tables` are further ones of the experiment."""
-    steps = tidy.select(tidy.read(folder), metric="steps").sort_values("seed", kind="stable")
+    frame = tidy.read(folder)
+    steps = tidy.select(frame, metric="steps").sort_values("seed", kind="stable")
     curves, lines = pd.read_csv(folder / "curves.csv"), []
     for (task, arm), rows in steps[steps.model != SWEEP].groupby(["task", "model"], sort=False):
         baseline = tidy.select(steps, task=task, model=BASELINE)
@@ -138,25 +140,24 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
     parts = [curves.assign(metric=name, mean=each) for name, each in metrics.items()]
     drawn = tidy.select(pd.concat(parts), arm=DRAWN).assign(low=np.nan, high=np.nan)
     drawn["constant"] = 100 * drawn.target.where(drawn.metric.str.endswith("stability"))
-    options: Any = {"x": "step", "hue": "arm", "xlabel": "training step", "least_range": 0.5,
-                    "titles": {"constant": "target function"}}  # fmt: skip
-    first, second = (
-        tidy.select(drawn, metric=[*metrics][part]) for part in (slice(3), slice(3, 6))
-    )
-    units = dict(zip(second.metric.unique(), ("nats", "nats", "%"), strict=True))
+    units = {"validation loss": "nats", "training loss": "nats", "stability": "%"}
+    second = drawn.metric.isin(units)
+    options: Any = {
+        "x": "step",
+        "hue": "arm",
+        "xlabel": "training step",
+        "titles": {"constant": "target function"},
+    }
     pictures = {
         "curves": report.facets(
-            "Medians over runs", first, col="metric", row="task", ylabel="%", **options
+            "Medians over runs", drawn[~second], col="metric", row="task", ylabel="%", **options
         ),
         "losses": report.facets(
-            "Losses and stability",
-            second,
-            col="task",
-            row="metric",
-            ylabel=units,
-            log=True,
-            **options,
+            "Losses and stability, medians", drawn[second], col="task", row="metric", ylabel=units,
+            least_range=0.5, log=True, **options,
         ),
-    }
+    }  # fmt: skip
     table = report.Table(heads, lines, "Steps to the target accuracy")
-    return report.Page(title, pictures=pictures, tables=[table, *tables])
+    claims = indicator.claims(frame[frame.model != SWEEP])
+    tables = [table, *tables, *([report.verdicts(claims)] if len(claims) else [])]
+    return report.Page(title, pictures=pictures, tables=tables)
