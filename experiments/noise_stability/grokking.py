@@ -174,6 +174,7 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Pr
     generator = sparse_parity if task == "parity" else modular_addition
     sets = [generator(int(seed), **setting.data) for seed in seeds]
     sizes = {name: getattr(setting, name) for name in ("width", "num_layers", "norm_first")}
+    function = sets[0].num_classes, len(sets[0].relevant)
     return training.Problem(
         name=task,
         model=decoder(sets[0].vocab_size, sets[0].num_classes, **sizes),
@@ -183,9 +184,7 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Pr
         num_tokens=sets[0].vocab_size,
         epochs=setting.epochs,
         target=TARGET,
-        stability=indicator.target_stability(
-            sets[0].num_classes, len(sets[0].relevant), rho=training.MEASURED_RHO
-        ),
+        stability=indicator.target_stability(*function, rho=training.MEASURED_RHO),
     )
 
 

@@ -28,11 +28,8 @@ from experiments import tidy
 
 FITTED = 0.95  # training accuracy
 SIGNS = ("lead", "lead over training loss", "fall after fit")
-MARGINS = {
-    "stability minus target": (-5.0, 5.0),
-    "cost of closest": (-np.inf, 2.0),
-    "cost of lowest": (-np.inf, 2.0),
-}
+COST = (-np.inf, 2.0)
+MARGINS = {"stability minus target": (-5, 5), "cost of closest": COST, "cost of lowest": COST}
 
 
 def target_stability(num_classes: int, num_relevant: int, *, rho: float) -> float:
@@ -86,11 +83,10 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
     for _, row in tidy.summarize(rows[["task", "model", "metric", "seed", "score"]]).iterrows():
         low, high, paper = row.low, row.high, np.nan
         verdict = tidy.verdict(low, high, 10.0)
-        if row.metric in MARGINS:
+        if row.metric in MARGINS and verdict != "n/a":
             (least, most), paper = MARGINS[row.metric], 0.0
             inside, outside = least < low and high < most, low > most or high < least
             verdict = "holds" if inside else "does not hold" if outside else "too weak to tell"
         subject = f"{row.task}, {row.model}, {row.num_seeds} runs"
-        ends = (low, high, verdict if np.isfinite(low) else "n/a")
-        lines.append((subject, row.metric, paper, row["mean"], *ends))
+        lines.append((subject, row.metric, paper, row["mean"], low, high, verdict))
     return pd.DataFrame(lines, columns=[*tidy.CLAIMS])

@@ -141,21 +141,14 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
     drawn = tidy.select(pd.concat(parts), arm=DRAWN).assign(low=np.nan, high=np.nan)
     drawn["constant"] = 100 * drawn.target.where(drawn.metric.str.endswith("stability"))
     units = {"validation loss": "nats", "training loss": "nats", "stability": "%"}
-    second = drawn.metric.isin(units)
-    options: Any = {
-        "x": "step",
-        "hue": "arm",
-        "xlabel": "training step",
-        "titles": {"constant": "target function"},
-    }
+    first, second = drawn[~drawn.metric.isin(units)], drawn[drawn.metric.isin(units)]
+    options: Any = {"x": "step", "hue": "arm", "xlabel": "step"}
+    options["titles"] = {"constant": "target function"}
     pictures = {
-        "curves": report.facets(
-            "Medians over runs", drawn[~second], col="metric", row="task", ylabel="%", **options
-        ),
-        "losses": report.facets(
-            "Losses and stability, medians", drawn[second], col="task", row="metric", ylabel=units,
-            least_range=0.5, log=True, **options,
-        ),
+        "curves": report.facets("Medians over runs", first, col="metric", row="task", ylabel="%",
+                                **options),
+        "losses": report.facets("Losses and stability, medians", second, col="task", row="metric",
+                                ylabel=units, least_range=0.5, log=True, **options),
     }  # fmt: skip
     table = report.Table(heads, lines, "Steps to the target accuracy")
     claims = indicator.claims(frame[frame.model != SWEEP])
