@@ -215,7 +215,7 @@ def resolved(config: Config) -> Budget:
     if not settings:
         raise ValueError(f"--budget {config.budget} requires --task {' '.join(budget.settings)}")
     batches = max(ARMS[name].get("batches", 1) for name in budget.arm)
-    used = {flag for task in settings for flag in FLAGS[task]}
+    used = {flag for task, names in FLAGS.items() if task in settings for flag in names}
     for task, names in FLAGS.items():
         flags = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
         if unused := {} if task in settings else flags.keys() - used:

@@ -422,8 +422,7 @@ def _results(arm: Arm, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.Da
         "steps": (reached := problem.reached(history)) * arm.steps_per_epoch,
         "validation_accuracy": 100 * history.accuracy[-1],
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
-        **{name: 100 * part for name, part in final.items()},
-    }
+    } | {name: 100 * part for name, part in final.items()}
     if np.isfinite(problem.stability):
         measured |= indicator.measurements(history, problem.stability, reached)
     table = pd.concat(
