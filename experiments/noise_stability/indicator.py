@@ -12,12 +12,11 @@ that never reaches it has none.
 
 Rules, written before the runs, on Student's 95 % interval over seeds. The paper gives only the
 signs of `SIGNS`, for which `tidy.verdict` takes an effect of 10; "fall after fit" is in points of
-S, from 95 % training accuracy to the target accuracy. For `MARGINS`, an interval inside holds, one
-outside does not: "stability minus target", at the target accuracy, and costs, points of validation
-accuracy lost if S closest to the target's, or the lowest, chooses the epoch, not the least loss.
+S, from 95 % training accuracy ("fit") to the target accuracy. For `MARGINS`, an interval inside
+holds, one outside does not: "stability minus target", at the target accuracy, and costs, points of
+validation accuracy lost if S closest to the target's, or the lowest, chooses the epoch, not the
+least validation loss.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -44,24 +43,24 @@ def target_stability(num_classes: int, num_relevant: int, *, rho: float) -> floa
 
 
 def measurements(history: Any, target: float, reached: np.ndarray) -> dict[str, np.ndarray]:
-    """The metrics above, `(runs,)`, nan for none, of a `training.Epoch`.
-
-    `target` is the target function's stability; `reached`, `(runs,)`, has the epochs to the target
-    accuracy, inf for never.
-    """
+    """The metrics above, `(runs,)`, nan for none; `reached` has epochs, inf for never."""
     runs, epochs = np.arange(len(reached)), np.where(np.isfinite(reached), reached, np.nan)
     stability, losses = history.agreement / history.confidence, (history.loss, history.train_loss)
-    fit = (history.train_accuracy >= FITTED).argmax(axis=0)
-    at_end = stability[np.nan_to_num(epochs, nan=1).astype(int) - 1, runs] + 0 * epochs
+    met = history.train_accuracy >= FITTED
+    fit = np.where(met.any(axis=0), met.argmax(axis=0), np.nan)
+    at_fit, at_end = (
+        stability[np.nan_to_num(each).astype(int), runs] + 0 * each for each in (fit, epochs - 1)
+    )
     leads = [fall_time(each, each.min(axis=0)) - fall_time(stability, target) for each in losses]
     best, closest, lowest = (
         100 * history.accuracy[each.argmin(axis=0), runs]
         for each in (history.loss, abs(stability - target), stability)
     )
     return {
+        "fit": 100 * (fit + 1) / epochs,
         "lead": 100 * leads[0] / epochs,
         "lead over training loss": 100 * leads[1] / epochs,
-        "fall after fit": 100 * (stability[fit, runs] - at_end),
+        "fall after fit": 100 * (at_fit - at_end),
         "stability minus target": 100 * (at_end - target),
         "cost of closest": best - closest,
         "cost of lowest": best - lowest,
