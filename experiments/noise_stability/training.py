@@ -25,7 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from experiments import runner
-from experiments.noise_stability import indicator
+from experiments.noise_stability.indicator import MEASURED_RHO, measurements
 from experiments.rundir import locked, plain, write_whole
 from hopfax import stability
 from hopfax.cpu import fast_key
@@ -36,7 +36,6 @@ from hopfax.train.loop import DivergedError
 
 FORMAT = 1  # increase when the same settings no longer give the same runs
 FINAL = "final_"  # prefix of final measurements in a stored arm
-MEASURED_RHO = 0.5  # Figure 11's correlation
 EPOCHS_PER_CALL = 10
 CHECKPOINT_SECONDS = 60.0
 ADAM = optax.scale_by_adam()
@@ -424,7 +423,7 @@ def _results(arm: Arm, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.Da
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
     } | {name: 100 * part for name, part in final.items()}
     if np.isfinite(problem.stability):
-        measured |= indicator.measurements(history, problem.stability, reached)
+        measured |= measurements(history, problem.stability, reached)
     table = pd.concat(
         pd.DataFrame(shared | {"metric": metric, "score": _rounded(values, 6)})
         for metric, values in measured.items()

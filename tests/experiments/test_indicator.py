@@ -32,8 +32,8 @@ def test_leads_and_costs_are_those_of_hand_made_curves():
     history.accuracy = np.array([[0, 0.1, 0.2, 0.9, 1]] * 2).T
     history.train_accuracy = np.array([[0, 0, 1, 1, 1]] * 2).T
     found = indicator.measurements(history, 0.6, np.array([4, np.inf]))
-    assert [round(each[0], 9) for each in found.values()] == [75, 25, -25, 20, -10, 80, 0]
-    assert np.isnan([each[1] for each in found.values()]).tolist() == [True] * 5 + [False] * 2
+    assert [round(each[0], 9) for each in found.values()] == [75, 25, -25, 0, 20, -10, 80, 0]
+    assert np.isnan([each[1] for each in found.values()]).tolist() == [True] * 6 + [False] * 2
 
 
 def test_an_interval_decides_and_two_seeds_have_none():
