@@ -13,8 +13,8 @@ pre-LN blocks, learning rate 3e-3, weight decay 0.2 and no plateau schedule. Wit
 decay 1; 80 minutes on a core), validation accuracy is late. Rule: `tidy.verdict` on steps saved.
 
 Expected: seeds differ more than arms. At the laptop's sizes the regularizer has no detectable
-effect and doubles the compute of a step. The claim is untested in a grokking regime: runs at these
-sizes generalize while they fit.
+effect and doubles the compute of a step. In the grokking regime, plain runs fit in 350 steps and
+generalize after 2,242 [2,090, 2,452]; the regularizer saves 1 [−9, 10] % of the steps.
 """
 
 from __future__ import annotations
