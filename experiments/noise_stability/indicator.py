@@ -1,8 +1,7 @@
 """Does stability fall before the validation loss, and does it choose a good checkpoint?
 
-Paper: Haris, Zhang and Yoshida (2026), Appendix J.2 and Figure 11. Claims, from single runs:
-stability falls to the target function's, before the validation loss falls, and can replace that
-loss in the choice of a checkpoint.
+Paper: Haris, Zhang and Yoshida (2026), Appendix J.2, Figure 11. Claims, from single runs: stability
+falls to the target function's, before the validation loss, and chooses checkpoints as well.
 
 Expected of `grokking`: on parity of 10 bits, no clear lead and as good a choice. In the grokking
 regime, S = E Σ M(X)M(Y) / E Σ M(X)² falls while rows are memorized, to less than the target's; S
@@ -17,9 +16,8 @@ Rules, written before the runs, on Student's 95 % interval over seeds. The paper
 signs of `SIGNS`, for which `tidy.verdict` takes an effect of 10; "fall after fit" is in points of
 S, from 95 % training accuracy ("fit") to the target accuracy. For `MARGINS`, an interval inside
 holds, one outside does not: "stability minus target", at the target accuracy, and costs, points of
-validation accuracy lost if S closest to the target's, or the lowest, chooses the epoch, not the
-least loss. Added when the baseline was known: "lead after fit", of the fall of S from its maximum
-after the fit to its value at the target accuracy.
+validation accuracy lost if S closest to the target's, or lowest, chooses the epoch, not the least
+loss. Added with the baseline known: "lead after fit", of S from there to the target accuracy.
 """
 
 from typing import Any
