@@ -116,6 +116,7 @@ def facets(
     xlabel: str = "",
     ylabel: str | Mapping[Any, str] = "score",
     least_range: float = MIN_RANGE,
+    log: bool = False,
 ) -> Figure:
     """Lines with 95 % bands over an ordered axis, one panel per value of `row` and `col`.
 
@@ -124,7 +125,7 @@ def facets(
     without noise, and `limit`, the SNR below which no method can work. Values keep the order of the
     table. Numbers of `x` are drawn to scale, texts at equal steps. `titles` has what to print for
     values; `ylabel` may be one for each value of `row`. The vertical axis has at least the range
-    `least_range`.
+    `least_range`; `log` makes the horizontal one logarithmic.
     """
     names, hues = titles or {}, list(table[hue].unique())
     rows, cols = _values(table, row), _values(table, col)
@@ -143,6 +144,8 @@ def facets(
                     axes.set_xlabel(xlabel)
                 if xlabel == SNR:
                     axes.invert_xaxis()
+                if log:
+                    axes.set_xscale("log")
             axes_of_row[0].set_ylim(*_range(subset, least_range))
             name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""
             label = ylabel if isinstance(ylabel, str) else ylabel[of_row]

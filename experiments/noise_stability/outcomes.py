@@ -7,12 +7,13 @@ counts as infinity: the median is finite if more than half of the runs arrive.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from experiments import report, tidy
+from experiments.noise_stability import indicator
 from experiments.tidy import CONFIDENCE, MIN_SEEDS
 
 RESAMPLES = 10_000
@@ -116,7 +117,8 @@ def text(interval: Interval) -> str:
 
 def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> report.Page:
     """The page of a run; `tables` are further ones of the experiment."""
-    steps = tidy.select(tidy.read(folder), metric="steps").sort_values("seed", kind="stable")
+    frame = tidy.read(folder)
+    steps = tidy.select(frame, metric="steps").sort_values("seed", kind="stable")
     curves, lines = pd.read_csv(folder / "curves.csv"), []
     for (task, arm), rows in steps[steps.model != SWEEP].groupby(["task", "model"], sort=False):
         baseline = tidy.select(steps, task=task, model=BASELINE)
@@ -128,15 +130,27 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
         ])  # fmt: skip
     heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %"]
     metrics = {
-        "validation accuracy": curves.accuracy,
-        "training accuracy": curves.train_accuracy,
-        "normalized stability": curves.agreement / curves.confidence,
+        "validation accuracy": 100 * curves.accuracy,
+        "training accuracy": 100 * curves.train_accuracy,
+        "normalized stability": 100 * curves.agreement / curves.confidence,
+        "validation loss": curves.loss,
+        "training loss": curves.train_loss,
+        "stability": 100 * curves.agreement,
     }
-    parts = [curves.assign(metric=name, mean=100 * each) for name, each in metrics.items()]
-    drawn = pd.concat(parts).assign(low=np.nan, high=np.nan)
-    picture = report.facets(
-        "Medians over runs during training", tidy.select(drawn, arm=DRAWN), x="step", hue="arm",
-        col="metric", row="task", xlabel="training step", ylabel="%",
-    )  # fmt: skip
+    parts = [curves.assign(metric=name, mean=each) for name, each in metrics.items()]
+    drawn = tidy.select(pd.concat(parts), arm=DRAWN).assign(low=np.nan, high=np.nan)
+    drawn["constant"] = 100 * drawn.target.where(drawn.metric.str.endswith("stability"))
+    units = {"validation loss": "nats", "training loss": "nats", "stability": "%"}
+    first, second = drawn[~drawn.metric.isin(units)], drawn[drawn.metric.isin(units)]
+    options: Any = {"x": "step", "hue": "arm", "xlabel": "step"}
+    options["titles"] = {"constant": "target function"}
+    pictures = {
+        "curves": report.facets("Medians over runs", first, col="metric", row="task", ylabel="%",
+                                **options),
+        "losses": report.facets("Losses and stability, medians", second, col="task", row="metric",
+                                ylabel=units, least_range=0.5, log=True, **options),
+    }  # fmt: skip
     table = report.Table(heads, lines, "Steps to the target accuracy")
-    return report.Page(title, pictures={"curves": picture}, tables=[table, *tables])
+    claims = indicator.claims(frame[frame.model != SWEEP])
+    tables = [table, *tables, *([report.verdicts(claims)] if len(claims) else [])]
+    return report.Page(title, pictures=pictures, tables=tables)

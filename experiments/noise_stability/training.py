@@ -25,6 +25,7 @@ import pandas as pd
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from experiments import runner
+from experiments.noise_stability.indicator import MEASURED_RHO, measurements
 from experiments.rundir import locked, plain, write_whole
 from hopfax import stability
 from hopfax.cpu import fast_key
@@ -35,7 +36,6 @@ from hopfax.train.loop import DivergedError
 
 FORMAT = 1  # increase when the same settings no longer give the same runs
 FINAL = "final_"  # prefix of final measurements in a stored arm
-MEASURED_RHO = 0.5  # Figure 11's correlation
 EPOCHS_PER_CALL = 10
 CHECKPOINT_SECONDS = 60.0
 ADAM = optax.scale_by_adam()
@@ -112,6 +112,7 @@ class Problem(NamedTuple):
     num_tokens: int  # size of the vocabulary
     epochs: int  # maximum number
     target: float  # validation accuracy to reach, in [0, 1]
+    stability: float = float("nan")  # of the target function at `MEASURED_RHO`, if known
 
     def reached(self, history: Epoch) -> np.ndarray:
         """`(runs,)` epochs, counted from 1, until the target accuracy; inf for never."""
@@ -417,10 +418,12 @@ def _results(arm: Arm, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.Da
         "horizon": epochs * arm.steps_per_epoch, "rows_per_step": arm.rows_per_step,
     }  # fmt: skip
     measured = {
-        "steps": problem.reached(history) * arm.steps_per_epoch,
+        "steps": (reached := problem.reached(history)) * arm.steps_per_epoch,
         "validation_accuracy": 100 * history.accuracy[-1],
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
     } | {name: 100 * part for name, part in final.items()}
+    if np.isfinite(problem.stability):
+        measured |= measurements(history, problem.stability, reached)
     table = pd.concat(
         pd.DataFrame(shared | {"metric": metric, "score": _rounded(values, 6)})
         for metric, values in measured.items()
@@ -428,18 +431,18 @@ def _results(arm: Arm, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.Da
     noisy = table.metric == "stability"
     return table.assign(
         corruption=np.where(noisy, "token noise", "none"), level=np.where(noisy, MEASURED_RHO, 0.0)
-    )
+    ).dropna(subset="score")
 
 
 def _medians(arm: Arm, history: Epoch) -> pd.DataFrame:
-    """Medians over the runs of an arm, at 200 epochs at most."""
+    """Medians over the runs of an arm, at 200 epochs at most, and the target's stability."""
     epochs = np.unique(np.linspace(0, len(history.loss) - 1, 200).astype(int))
     medians = {
         name: _rounded(np.median(part[epochs], axis=1), 5)
         for name, part in history._asdict().items()
     }
-    steps = (epochs + 1) * arm.steps_per_epoch
-    return pd.DataFrame({"task": arm.problem.name, "arm": arm.name, "step": steps, **medians})
+    medians |= {"step": (epochs + 1) * arm.steps_per_epoch, "target": arm.problem.stability}
+    return pd.DataFrame({"task": arm.problem.name, "arm": arm.name, **medians})
 
 
 def _rounded(values: np.ndarray, digits: int) -> list[float]:

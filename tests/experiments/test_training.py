@@ -53,5 +53,5 @@ def test_a_run_has_the_steps_and_the_compute_of_every_arm(tmp_path, monkeypatch)
     assert (baseline.rows_per_step == 5).all() and (arm.rows_per_step == 10).all()
     np.testing.assert_allclose(outcomes.saved(arm, baseline), 0)
     np.testing.assert_allclose(outcomes.saved(arm, baseline, compute=True), -100)
-    (table,) = outcomes.page(folder, "").tables
+    table = outcomes.page(folder, "").tables[0]
     assert table.rows[1][1:] == ["3 of 3", "30 [30, 30]", "0 [0, 0]", "−100 [−100, −100]"]
