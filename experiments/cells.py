@@ -105,14 +105,9 @@ def digest_of(rows: Encoded) -> str:
 
 
 def train(
-    spec: Spec,
-    variant: Variant,
-    data: TaskData,
-    *,
-    root: str | Path,
-    sharding: Sharding | None = None,
-    on_progress: Callable[..., None] | None = None,
-) -> Cell:
+    spec: Spec, variant: Variant, data: TaskData, *, root: str | Path,
+    sharding: Sharding | None = None, on_progress: Callable[..., None] | None = None,
+) -> Cell:  # fmt: skip
     """Trains the cell of a spec, or loads it.
 
     `variant` is the model of `spec.model`, `data` has the rows of `spec.data`, and `root` is the
@@ -144,6 +139,23 @@ def train(
     cell = Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
     cell = cell._replace(variant=variant)
     return with_loud_tokens(cell) if variant.loud else cell
+
+
+def with_steps(cell: Cell, steps: int) -> Cell:
+    """Returns the trained model with another maximum number of Hopfield updates, 0 for none."""
+    predictor, folder = _limited(cell.model.build, steps), cell.folder / f"updates-{steps}"
+    return cell._replace(model=predictor.model, predictor=predictor, folder=folder)
+
+
+@functools.lru_cache(maxsize=16)  # each is compiled once
+def _limited(build: Callable[..., Encoder], steps: int) -> Predictor:
+    def limited(**rngs: Any) -> Encoder:
+        network: Any = build(**rngs)
+        for block in network.blocks:
+            block.attention.max_steps = steps
+        return network
+
+    return make_predictor(nn.functional(limited))
 
 
 def with_loud_tokens(cell: Cell) -> Cell:
@@ -189,11 +201,9 @@ def capacity(cell: Cell) -> float:
 def with_denoiser(cell: Cell, name: str) -> Cell:
     """Returns the trained model with a denoiser of its token embeddings.
 
-    Args:
-        cell: A trained model.
-        name: `memory` (`hopfax.nn.with_memory`, with the token frequencies of the training texts as
-            prior), `nearest` (the nearest embedding of the vocabulary), `linear` (the Wiener filter
-            of the vocabulary under that prior), or `none`.
+    It is `memory` (`hopfax.nn.with_memory`, with the token frequencies of the training texts as
+    prior), `nearest` (the nearest embedding of the vocabulary), `linear` (the Wiener filter of the
+    vocabulary under that prior), or `none`.
     """
     if name == "none":
         return cell
@@ -201,33 +211,23 @@ def with_denoiser(cell: Cell, name: str) -> Cell:
     seeds, _, width = cell.params["tokens"]["embedding"].shape
     log_priors, log_scales = jnp.broadcast_to(prior, (seeds, len(prior))), jnp.zeros((seeds, width))
     memory = {"log_prior": log_priors, "log_scale": log_scales}
+    predictor = functools.partial(make_predictor, sharding=cell.predictor.sharding)
     at_embedding = None
     if name == "memory":
         model = nn.with_memory(cell.model)
         if "norm" in cell.params:
-            after = nn.with_memory(cell.model, site="embedding")
-            at_embedding = make_predictor(after, sharding=cell.predictor.sharding)
+            at_embedding = predictor(nn.with_memory(cell.model, site="embedding"))
     else:
-        one = {"nearest": nearest, "linear": wiener}[name]
-        model = nn.with_memory(cell.model, denoise=functools.partial(_denoise_all, one))
-    return cell._replace(
-        model=model,
-        params={**cell.params, "memory": memory},
-        predictor=make_predictor(model, sharding=cell.predictor.sharding),
-        undenoised=cell,
-        denoiser=name,
-        at_embedding=at_embedding,
-    )
+        one = functools.partial(_denoise_all, {"nearest": nearest, "linear": wiener}[name])
+        model = nn.with_memory(cell.model, denoise=one)
+    cell = cell._replace(undenoised=cell, params={**cell.params, "memory": memory}, model=model)
+    return cell._replace(predictor=predictor(model), denoiser=name, at_embedding=at_embedding)
 
 
 def _denoise_all(
-    one: Callable[..., jax.Array],
-    tokens: jax.Array,
-    table: jax.Array,
-    *,
-    log_prior: jax.Array,
+    one: Callable[..., jax.Array], tokens: jax.Array, table: jax.Array, *, log_prior: jax.Array,
     **unused: Any,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Applies `one(vector, table, log_prior)` to every token vector."""
     return jax.vmap(jax.vmap(functools.partial(one, table=table, log_prior=log_prior)))(tokens)
 
@@ -242,8 +242,7 @@ def wiener(
 ) -> jax.Array:
     """Returns the best linear estimate from the vocabulary's mean and covariance under a prior.
 
-    Without `sigma`, the noise level is the most likely one of a grid in steps of 1 dB, under a
-    Gaussian model of the vocabulary.
+    Without `sigma`, the noise level is the most likely one, in steps of 1 dB, if both are Gaussian.
     """
     weights = jax.nn.softmax(log_prior)
     mean = weights @ table
@@ -261,14 +260,9 @@ def wiener(
 
 
 def _fit(
-    spec: Spec,
-    built: Trainable,
-    data: TaskData,
-    folder: Path,
-    predictor: Predictor,
-    *,
+    spec: Spec, built: Trainable, data: TaskData, folder: Path, predictor: Predictor, *,
     on_progress: Callable[..., None] | None,
-) -> None:
+) -> None:  # fmt: skip
     """Trains in a folder, from its last checkpoint if there is one."""
     splits = data.train, data.validation
     train, validation = buckets(
@@ -303,18 +297,16 @@ def _fit(
 def buckets(
     data: TaskData, max_length: int, *splits: Encoded, one_length: bool = False
 ) -> list[list[Bucket]]:
-    """Returns splits in buckets of padded lengths; few rows get few buckets, as each compiles.
+    """Returns splits in buckets of padded lengths, chosen for the rows that `digest` covers.
 
-    The lengths are chosen for the rows to train and select on, which `digest` covers; longer rows
-    are padded to `max_length`, and with `one_length` all are.
+    Longer rows are padded to `max_length`, and with `one_length` all are.
     """
     known = np.concatenate([split.lengths.max(axis=1) for split in (data.train, data.validation)])
+    # Few rows get few buckets, as each compiles. On a GPU, that is slow and padding cheap.
+    rows = 1000 if jax.default_backend() == "cpu" else 40_000
+    most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     if data.spec.suite == "synthetic":
         most, multiple = 1, 4
-    else:
-        # On a GPU, compilation is slow and padding cheap.
-        rows = 1000 if jax.default_backend() == "cpu" else 40_000
-        most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     edges = bucket_boundaries(known, max_buckets=most, multiple=multiple, max_length=max_length)
     edges = [max_length] if one_length else sorted({*edges, max_length})
     return [to_buckets(split, boundaries=edges, pad_id=data.vocabulary.pad_id) for split in splits]

@@ -84,7 +84,7 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
         except Exception as error:  # damaged archives raise errors of many classes
             warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
     predicted = condition.predict(cell)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
@@ -332,7 +332,6 @@ def gaussian_grid(
     noisy = [
         Gaussian(site=site, protocol=protocol, level=float(level), draw=draw)
         for protocol, site, level, draw in product(protocols, sites, levels, range(noise_draws))
-        if level
     ]
     for each in noisy:
         check_noise(each.noise)
@@ -342,10 +341,7 @@ def gaussian_grid(
 def evaluation_sets(
     task: str, *, names: Sequence[str] | None, data_dir: str | None, num_rows: int | None
 ) -> list[Condition]:
-    """Returns the task's own reported rows, then the evaluation sets for it.
-
-    `names` are keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are in `data_dir`.
-    `num_rows` evenly spaced rows of each are taken; None for all.
+    """Returns the task's own reported rows, then the named evaluation sets, by default all present.
 
     Raises:
         ValueError: A set does not fit the task, or none is left.

@@ -39,19 +39,14 @@ Verdict = Literal["holds", "smaller", "no difference", "reversed", "too weak to 
 
 
 def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
-    """Reads results: columns `CELL`, `seed`, `metric`, `score` and any others.
+    """Reads results, one row per measurement; without noise, corruption is "none" and level 0.
 
-    Args:
-        source: The folder `runs/NAME/ID`, or a file of published results.
-        run: The published run to take, a value of the column `run`; None for all rows.
-
-    Returns:
-        One row per measurement. Rows without noise have corruption "none" and level 0.
+    `source` is the folder `runs/NAME/ID`, or a file of published results, of which `run` is taken.
 
     Raises:
         FileNotFoundError: The folder has no `results.csv`.
-        ValueError: It differs from its checksum, lacks a column or the run, or a score is not a
-            number.
+        ValueError: It differs from its checksum, lacks a column or the run, or has other scores
+            than numbers.
     """
     path = Path(source) if Path(source).suffix == ".csv" else Path(source) / "results.csv"
     checksum = path.with_name(CHECKSUM)
@@ -84,15 +79,9 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
-    """Returns one row per cell and seed: the mean over noise draws.
+    """Returns a metric, mean over noise draws: `CELL`, `seed`, `score`, and others of `read`.
 
-    Args:
-        frame: From `read`, or several of them concatenated.
-        metric: The metric to take; "score" is the papers' 0 to 100 scale.
-
-    Returns:
-        `CELL`, `seed`, `score`, and, where the frame has them, `run` and the means of `snr_db` and
-        `num_examples`.
+    The metric "score" is on the papers' scale from 0 to 100.
     """
     kept = frame[frame.metric == metric]
     keys = [name for name in ("run", *CELL, "seed") if name in kept]
@@ -109,15 +98,10 @@ def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
 
 def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
-    """Returns the unweighted mean over columns, for each seed.
+    """Returns the unweighted mean over columns such as "level", for each seed.
 
-    Args:
-        scores: From `scores`.
-        *over: Columns to average over, for instance "task" or "level".
-
-    Returns:
-        The frame without these columns. Seeds of a model that lack some of the values that other
-        models have are dropped, so that all means cover the same values.
+    Seeds of a model that lack some of the values that other models have are dropped, so that all
+    means cover the same values.
     """
     values = ("score", "snr_db", "num_examples")
     keys = [name for name in scores if name not in (*values, *over)]
@@ -131,16 +115,9 @@ def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
 
 
 def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
-    """Returns differences from a baseline, paired by seed.
+    """Returns other rows minus their partners in a baseline such as `model="tinybert"`, by seed.
 
-    Args:
-        scores: From `scores` or `average`.
-        **baseline: Values that pick the baseline's rows, for instance `model="tinybert"`. Name
-            another column to compare across it: `model="tinybert", site="token"` subtracts the
-            score at one site from the scores at every site.
-
-    Returns:
-        The rows that are not the baseline's and have a partner in it, `score` minus the partner's.
+    With `model="tinybert", site="token"`, the score at one site is subtracted at every site.
     """
     unknown = set(baseline) - set(scores)
     if unknown:
@@ -151,13 +128,7 @@ def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
 
 
 def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd.DataFrame:
-    """Returns `ours` with the score of the matching row of `theirs` subtracted; others are dropped.
-
-    Args:
-        ours: From `scores` or `average`.
-        theirs: The same; at most one row for each combination of keys.
-        on: Columns to pair by, `seed` among them.
-    """
+    """Returns `ours` minus the scores of `theirs` that match `on`; rows without are dropped."""
     partner = theirs.set_index(list(on)).score.rename("partner")
     joined = ours.join(partner, on=list(on), how="inner", validate="many_to_one")
     joined["score"] -= joined.partner
@@ -165,16 +136,11 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd
 
 
 def summarize(scores: pd.DataFrame) -> pd.DataFrame:
-    """Returns the mean over seeds, its standard deviation and Student's 95 % interval.
+    """Returns the mean over seeds, its standard deviation (n - 1) and Student's 95 % interval.
 
-    Args:
-        scores: From `scores`, `average` or `difference`.
-
-    Returns:
-        One row per cell: `mean`, `std` (n - 1), `low`, `high`, `num_seeds` and `snr_db`. The
-        interval is of the mean over training seeds, with the test rows fixed. It is nan for
-        fewer than `MIN_SEEDS` seeds, and where all seeds agree exactly, which on few test rows is
-        no evidence of zero variance.
+    The interval is of the mean over training seeds, with the test rows fixed. It is nan for fewer
+    than `MIN_SEEDS` seeds, and where all seeds agree exactly, which on few test rows is no evidence
+    of zero variance.
     """
     keys = [name for name in scores if name not in ("seed", "score", "snr_db", "num_examples")]
     extra = {"snr_db": ("snr_db", "mean")} if "snr_db" in scores else {}
@@ -212,18 +178,12 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
 
 
 def verdict(low: float, high: float, effect: float) -> Verdict:
-    """Compares the interval of a difference with the effect that a paper reports.
+    """Compares the interval of a difference with the effect, not 0, that a paper reports.
 
-    Args:
-        low: Lower end of our interval, nan if there is none.
-        high: Upper end.
-        effect: The paper's difference, in the same unit; not 0.
-
-    Returns:
-        "holds" if the interval is on the effect's side of zero and its middle reaches half of the
-        effect, "smaller" if it is on that side and its middle does not, "no difference" if it
-        contains zero and excludes half of the effect, "reversed" on the other side of zero,
-        "too weak to tell" if it contains both, "n/a" without an interval or an effect.
+    It is "holds" if the interval is on the effect's side of zero and its middle reaches half of the
+    effect, "smaller" if it is on that side and its middle does not, "no difference" if it contains
+    zero and excludes half of the effect, "reversed" on the other side of zero, "too weak to tell"
+    if it contains both, "n/a" without an interval or an effect.
     """
     if np.isnan([low, high, effect]).any():
         return "n/a"
@@ -237,11 +197,7 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
 
 
 def rejected(table: pd.DataFrame) -> pd.Series:
-    """Whether each mean differs from zero after Holm's correction for all rows.
-
-    Args:
-        table: From `summarize`, of differences; rows without an interval do not count.
-    """
+    """Whether each mean of `summarize` differs from 0, with Holm's correction for all intervals."""
     tested = table[["low", "high"]].notna().all(axis=1).to_numpy()
     rows = table[tested]
     degrees = rows.num_seeds - 1

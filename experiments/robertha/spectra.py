@@ -119,10 +119,7 @@ def by_layer(scores: Iterable[Any], metrics: Iterable[str], values: np.ndarray) 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the paper's claims beside ours with intervals and verdicts, see the module."""
     table = pd.DataFrame(correlations(frame), columns=["task", *tidy.CLAIMS[1:-1]])
-    table = judged(table, *differences(frame))
-    names, holds = table.subject + table.claim, table.verdict == "holds"
-    vacuous = holds & (names + OTHERS).isin(names[holds])
-    return table.assign(verdict=table.verdict.mask(vacuous, "vacuous"))
+    return judged(table, *differences(frame), control=lambda claim: claim + OTHERS)
 
 
 def differences(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -210,10 +207,11 @@ def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float,
     return mean(np.arange(count)), *tidy.bootstrap(count, mean)
 
 
-def judged(*tables: pd.DataFrame) -> pd.DataFrame:
+def judged(*tables: pd.DataFrame, control: Callable[[str], str] = lambda _: "") -> pd.DataFrame:
     """Returns `tidy.CLAIMS` of tables with task, paper, mean, ends, and perhaps a condition.
 
     Where a verdict is missing, it is that of `tidy.verdict`; claims without either are dropped.
+    What holds is vacuous if the claim `control(claim)` about the same subject holds, too.
     """
     table = pd.concat(tables, ignore_index=True)
     table = table.reindex(columns=[*dict.fromkeys([*table, "model", "level", "verdict"])])
@@ -223,8 +221,12 @@ def judged(*tables: pd.DataFrame) -> pd.DataFrame:
     ends = table[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
     verdicts = pd.Series([tidy.verdict(*each) for each in ends], dtype=object)
     table["subject"] = table.task.map(named) + (", " + table.model.map(named)).fillna("")
-    table["verdict"] = table.verdict.astype(object).fillna(verdicts)
-    return table.assign(claim=table.claim + noise)[[*tidy.CLAIMS]]
+    holds = (verdict := table.verdict.astype(object).fillna(verdicts)) == "holds"
+    names, controls = table.subject + table.claim, [control(each) for each in table.claim]
+    vacuous = holds & (table.subject + pd.Series(controls, dtype=str)).isin(names[holds])
+    paper = table.paper.where(table.paper.abs() > 1e-8)  # less is a side only
+    table = table.assign(claim=table.claim + pd.Series(noise, dtype=str), paper=paper)
+    return table.assign(verdict=verdict.mask(vacuous, "vacuous"))[[*tidy.CLAIMS]]
 
 
 def page(
