@@ -1,12 +1,10 @@
 """Trained models, each stored under a hash of everything that determines it.
 
 A cell is one model, trained on one task with all seeds. Experiments share cells: each spec is
-trained once and then loaded. `runs/cells/<hash>/` holds
-
-    config.json      the spec, and provenance.json where it was trained
-    checkpoints/     parameters of each seed's best epoch, stacked over seeds
-    metrics.jsonl    losses, validation scores, share of converged queries
-    predictions/     one .npz per condition: the logits of every seed on every row
+trained once and then loaded. `runs/cells/<hash>/` holds the spec (config.json), where it was
+trained (provenance.json), parameters of each seed's best epoch (checkpoints/), losses, validation
+scores and the share of converged queries (metrics.jsonl), and one .npz per condition with the
+logits of every seed on every row (predictions/).
 
 Training runs in `<hash>.partial/`, which is renamed when complete, and resumes from its last
 checkpoint. A lock prevents two processes from training the same cell.
@@ -83,8 +81,7 @@ class Cell(NamedTuple):
     iterates: bool  # whether its attention iterates; if so, steps are reported
     undenoised: Cell | None = None  # the same model without a denoiser, if this one has one
     denoiser: str = "none"  # see `with_denoiser`
-    # With memory after the embedding LayerNorm instead, for noise at that site; None with another
-    # denoiser, and for models without this LayerNorm.
+    # With memory after the embedding LayerNorm instead, if there is one, for noise at that site.
     at_embedding: Predictor | None = None
     loud: bool = False  # whether its tokens are scaled by `with_loud_tokens`
     variant: Variant | None = None  # of the spec, with its precision
@@ -98,20 +95,15 @@ def digest(data: TaskData) -> str:
 
 def digest_of(rows: Encoded) -> str:
     """SHA-256 over tokenized rows and their labels."""
-    total = hashlib.sha256()
-    for array in (rows.ids, rows.lengths, rows.labels):
-        total.update(np.ascontiguousarray(array).tobytes())
-    return total.hexdigest()[:16]
+    parts = (np.ascontiguousarray(x).tobytes() for x in (rows.ids, rows.lengths, rows.labels))
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def train(
     spec: Spec, variant: Variant, data: TaskData, *, root: str | Path,
     sharding: Sharding | None = None, on_progress: Callable[..., None] | None = None,
 ) -> Cell:  # fmt: skip
-    """Trains the cell of a spec, or loads it.
-
-    `variant` is the model of `spec.model`, `data` has the rows of `spec.data`, and `root` is the
-    folder of all cells. For `sharding` and `on_progress` see `hopfax.train`.
+    """Trains the cell of a spec in `root`, the folder of all cells, or loads it.
 
     Raises:
         BlockingIOError: Another process trains this cell; the message names it.
@@ -159,12 +151,10 @@ def _limited(build: Callable[..., Encoder], steps: int) -> Predictor:
 
 
 def with_loud_tokens(cell: Cell) -> Cell:
-    r"""Returns the trained model with louder vectors for tokens that tell its two classes apart.
+    """Returns the trained model with louder vectors for tokens that tell its two classes apart.
 
-    $$e_v \leftarrow \left(1 + \left|\log \frac{p(v | 1)}{p(v | 0)}\right|\right) e_v$$
-
-    with token frequencies of the training rows. The LayerNorm after the embeddings undoes most of
-    it, so the score without noise stays, but the same noise per text harms these tokens less.
+    By 1 + |log(p(token | 1) / p(token | 0))| in the training rows. The LayerNorm after the
+    embeddings undoes most of it, but the same noise per text harms these tokens less.
     """
     train, size = cell.data.train, cell.data.vocabulary.size
     real = np.arange(train.ids.shape[-1]) < train.lengths[..., None]
@@ -249,10 +239,8 @@ def wiener(
     centered = table - mean
     values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
     values, coordinates = jnp.maximum(values, 0), (vector - mean) @ directions
-    if sigma is None:
-        powers = jnp.mean(values) * 10 ** (-jnp.arange(-30.0, 41.0) / 10)
-    else:
-        powers = jnp.square(sigma)[None]
+    powers = jnp.mean(values) * 10 ** (-jnp.arange(-30.0, 41.0) / 10)
+    powers = powers if sigma is None else jnp.square(sigma)[None]
     variances = values + powers[:, None]
     surprisals = jnp.sum(jnp.log(variances), axis=1) + (1 / variances) @ jnp.square(coordinates)
     gains = values / variances[jnp.argmin(surprisals)]
@@ -276,20 +264,12 @@ def _fit(
     ):
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2))
         result = fit(
-            predictor,
-            built.objective,
-            train=train,
-            validation=validation,
+            predictor, built.objective, train=train, validation=validation,
             score=lambda *outputs: scores(data.spec.metrics, *outputs)["score"],
-            seeds=spec.seeds,
-            epochs=spec.epochs,
-            patience=spec.patience,
+            seeds=spec.seeds, epochs=spec.epochs, patience=spec.patience,
             optimizer=functools.partial(adamw, spec.learning_rate, weight_decay=built.weight_decay),
-            batch_size=spec.batch_size,
-            checkpoints=checkpoints,
-            log=log,
-            on_progress=on_progress,
-        )
+            batch_size=spec.batch_size, checkpoints=checkpoints, log=log, on_progress=on_progress,
+        )  # fmt: skip
     with Checkpoints(folder, config=config) as checkpoints:
         checkpoints.save(result.steps, result.params)
 

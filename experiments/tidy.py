@@ -2,9 +2,6 @@
 
 Every experiment stores `results.csv` in this schema. This module computes what pages and figures
 show: means over seeds, paired differences, intervals and verdicts.
-
-    scores = tidy.scores(tidy.read("experiments/results/data/robustness.csv", run="sst2"))
-    tidy.summarize(tidy.difference(scores, model="tinybert"))
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Contrast(NamedTuple):
     site_before: str = ""
 
 
-INNER = "embedding", "embedding"
+INNER, ONE_UPDATE = ("embedding", "embedding"), "robertha-no-iteration-no-esr"
 # The six from mean pooling to ESR lead from TinyBERT to Robertha; the others are separate. The
 # scale of the embeddings has the effect of moving the noise after the LayerNorm.
 CHANGES = (
@@ -32,13 +32,8 @@ CHANGES = (
     Contrast("mean pooling", "tinybert-mean", "tinybert", *INNER),
     Contrast("pre-LN", "tinybert-mean-prenorm", "tinybert-mean", *INNER),
     Contrast("dropout 0.3", "tinybert-mean-prenorm-dropout", "tinybert-mean-prenorm", *INNER),
-    Contrast(
-        "one Hopfield update, β 15",
-        "robertha-no-iteration-no-esr",
-        "tinybert-mean-prenorm-dropout",
-        *INNER,
-    ),
-    Contrast("iteration", "robertha-no-esr", "robertha-no-iteration-no-esr", *INNER),
+    Contrast("one Hopfield update, β 15", ONE_UPDATE, "tinybert-mean-prenorm-dropout", *INNER),
+    Contrast("iteration", "robertha-no-esr", ONE_UPDATE, *INNER),
     Contrast("ESR", "robertha", "robertha-no-esr", *INNER),
     Contrast("all six together: Robertha", "robertha", "tinybert", *INNER),
     Contrast("embeddings rescaled by 50", "tinybert-unit-scale", "tinybert", "token", "token"),
@@ -52,10 +47,7 @@ def by_size(sizes: Iterable[str]) -> tuple[Contrast, ...]:
 
 
 def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataFrame:
-    """Returns the gain of each change that was measured, paired by seed, from `tidy.scores`.
-
-    Columns: `change`, with the denoiser if there is one; task, site, protocol, level, seed, score.
-    """
+    """Returns the gain of each `change` that was measured, paired by seed, from `tidy.scores`."""
     import pandas as pd
 
     from experiments import tidy

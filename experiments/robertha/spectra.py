@@ -172,10 +172,8 @@ def noise_tables(frame: pd.DataFrame) -> Iterator[tuple[Any, Any, np.ndarray, np
 
 
 def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
-    """Returns Pearson's r, Spearman's ρ or Kendall's τ-b of rows, nan where one does not vary.
-
-    They are one coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
-    """
+    """Returns Pearson's r, Spearman's ρ or Kendall's τ-b of rows, nan where one does not vary."""
+    # One coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
     tables = [x, y] if name == "pearson" else [rankdata(each, axis=1) for each in (x, y)]
     tables = [each[:, :, None] - each[:, None] for each in tables]
     one, other = map(np.sign, tables) if name == "kendall" else tables
@@ -185,10 +183,7 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
 
 
 def over_levels(ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool) -> Any:
-    """Returns a correlation over levels, mean over models, with its interval over seeds.
-
-    With `others`, the drop is that of another model.
-    """
+    """Returns a correlation over levels, mean over models, with its interval over seeds."""
     pairs = product(range(ranks.shape[1]), repeat=2)
     kept = [(one, other) for one, other in pairs if (one != other) == others]
     values = [correlation(ranks[:, a].T, drops[:, b].T, name) for a, b in kept]
