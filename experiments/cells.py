@@ -197,10 +197,8 @@ def with_denoiser(cell: Cell, name: str) -> Cell:
     """
     if name == "none":
         return cell
-    prior = log_prior(cell.data)
-    seeds, _, width = cell.params["tokens"]["embedding"].shape
-    log_priors, log_scales = jnp.broadcast_to(prior, (seeds, len(prior))), jnp.zeros((seeds, width))
-    memory = {"log_prior": log_priors, "log_scale": log_scales}
+    (seeds, _, width), prior = cell.params["tokens"]["embedding"].shape, log_prior(cell.data)
+    memory = {"log_prior": jnp.tile(prior, (seeds, 1)), "log_scale": jnp.zeros((seeds, width))}
     predictor = functools.partial(make_predictor, sharding=cell.predictor.sharding)
     at_embedding = None
     if name == "memory":

@@ -54,11 +54,12 @@ class Condition(Protocol):
     def key(self, cell: Cell) -> Any:
         """Everything besides the cell that its predictions depend on, as JSON."""
 
-    def columns(self, cell: Cell) -> Mapping[str, Any]:
+    def columns(self, cell: Cell) -> Any:
         """Its columns in results.csv, such as corruption and level."""
 
     def predict(self, cell: Cell) -> CellPredictions:
         """Predicts every row."""
+        ...
 
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
@@ -88,9 +89,8 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
     """Rows of results.csv, one per seed and metric; the first has those of the data, too."""
     predicted, columns = predictions(cell, condition), condition.columns(cell)
-    is_set = isinstance(condition, EvaluationSet)
     of_two = cell.data.spec.suite == "own" and predicted.logits.shape[-1] == 2
-    metrics = ("accuracy",) if is_set else cell.data.spec.metrics
+    metrics = ("accuracy",) if isinstance(condition, EvaluationSet) else cell.data.spec.metrics
     of_data = {}
     if not columns["level"]:
         of_data["constant"] = constant_score(metrics, predicted.labels, predicted.logits.shape[-1])
@@ -230,13 +230,10 @@ class Typos:
             parts.append(predict_rows(cell, rows, tested))
             changed += [np.mean([each.rate for each in made])] * len(tested)
             edits += [json.dumps([each.edits for each in made], ensure_ascii=False)] * len(tested)
-        fields = {
-            name: np.concatenate([getattr(each, name) for each in parts])
-            for name in ("logits", "snr_db", "num_steps")
-        }
-        return CellPredictions(
-            labels=parts[0].labels, words_changed=np.array(changed), edits=np.array(edits), **fields
-        )
+        names = "logits", "snr_db", "num_steps"
+        fields = {n: np.concatenate([getattr(each, n) for each in parts]) for n in names}
+        merged = CellPredictions(*parts[0]._replace(**fields))
+        return merged._replace(words_changed=np.array(changed), edits=np.array(edits))
 
     def victim(self, cell: Cell, seed: int) -> Victim:
         """Returns what an attack queries: the model of a seed, given by its index."""
@@ -283,11 +280,10 @@ class EvaluationSet:
     def rows(self, cell: Cell) -> list[Example]:
         """Returns its rows, with the labels of the cell's task."""
         spec = cell.data.spec
-        if not self.name:
-            rows = task_rows(spec.name, "test", data_dir=self.data_dir)
+        if self.name:
+            rows = read_evaluation_set(self.name, str(self.data_dir), trained=spec)
         else:
-            assert self.data_dir is not None
-            rows = read_evaluation_set(self.name, self.data_dir, trained=spec)
+            rows = task_rows(spec.name, "test", data_dir=self.data_dir)
         return evenly_spaced(rows, self.num_rows)
 
     def predict(self, cell: Cell) -> CellPredictions:
@@ -321,9 +317,7 @@ def evaluation_sets(
         raise FileNotFoundError("evaluation sets are read from files: set --data-dir")
     of = functools.partial(EvaluationSet, num_rows=num_rows, data_dir=data_dir)
     fitting = [of()]
-    for name in names or EVALUATION_SETS:
-        if not names and task not in EVALUATION_SETS[name].tasks:
-            continue
+    for name in names or [name for name, each in EVALUATION_SETS.items() if task in each.tasks]:
         try:
             read_evaluation_set(name, data_dir, trained=task)
             fitting.append(of(name=name))

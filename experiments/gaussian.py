@@ -176,9 +176,7 @@ def page(folder: Path) -> report.Page:
     kept = kept if (kept.level > 0).any() else scores
     of_panel = {"label": "line", "titles": named}
     axes = {"x": "noise", "titles": named, "xlabel": "noise level"}
-    gaps = pd.DataFrame()
-    if len(methods) > 1:
-        gaps = _lined(differences(kept, table, methods[0]), named)
+    gaps = _lined(differences(kept, table, methods[0]), named) if len(methods) > 1 else kept[:0]
     minus = f"Score minus {named[methods[0]]}, mean over levels"
     if noisy and len(methods) <= MOST_LINES:
         picture = report.facets("Score against noise", table, col="panel", row="task", **axes)
@@ -193,8 +191,7 @@ def page(folder: Path) -> report.Page:
     rows = _lined(table[table.panel == panel], named).sort_values("level", kind="stable")
     caption = f"Scores: {panel}".replace("\n", " ").removesuffix(": ")
     tables = [report.grid(rows, "line", "noise", caption, cell=report.bracketed)]
-    if len(gaps):
-        tables.append(report.grid(gaps, "line", "panel", minus))
+    tables += [report.grid(gaps, "line", "panel", minus)] if len(gaps) else []
     menus = {"task": "Task", "panel": "Noise"}
     explorer = report.Explorer(table, hue="model", menus=menus, **axes) if noisy else None
     title = f"{', '.join(named[task] for task in tasks)}: scores of {len(methods)} methods"
@@ -204,10 +201,8 @@ def page(folder: Path) -> report.Page:
 
 def _lined(rows: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
     """Adds `line`, the name of the method, after the task if there are several."""
-    lines = rows.model.map(titles)
-    if rows.task.nunique() > 1:
-        lines = rows.task.map(titles) + ", " + lines
-    return rows.assign(line=lines)
+    task = rows.task.map(titles) + ", " if rows.task.nunique() > 1 else ""
+    return rows.assign(line=task + rows.model.map(titles))
 
 
 def _title(task: str) -> str:

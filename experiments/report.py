@@ -52,9 +52,7 @@ class Picture:
 
 def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
     """Returns a function of a caption, a table and the options of `draw`."""
-    return lambda caption, table, **options: Picture(
-        functools.partial(draw, table, **options), caption
-    )
+    return lambda caption, table, **axes: Picture(functools.partial(draw, table, **axes), caption)
 
 
 forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))

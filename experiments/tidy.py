@@ -42,8 +42,7 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: The folder has no `results.csv`.
-        ValueError: It differs from its checksum, lacks a column or the run, or has other scores
-            than numbers.
+        ValueError: It differs from its checksum, or lacks a column, the run, or a score.
     """
     path = Path(source) if Path(source).suffix == ".csv" else Path(source) / "results.csv"
     checksum = path.with_name(CHECKSUM)
@@ -60,8 +59,7 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
     frame = pd.read_csv(io.BytesIO(content), dtype=text, keep_default_na=False, na_values=[""])
     if run is not None and (frame := frame[frame["run"] == run].reset_index(drop=True)).empty:
         raise ValueError(f"{path} has no run {run}")
-    missing = {"task", "model", "corruption", "level", "metric", "score"}
-    if missing := missing - set(frame):
+    if missing := {"task", "model", "corruption", "level", "metric", "score"} - set(frame):
         raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
     if frame.score.isna().any():
         line = int(np.flatnonzero(frame.score.isna())[0]) + 2
@@ -76,10 +74,7 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
-    """Returns a metric, mean over noise draws: `CELL`, `seed`, `score`, and others of `read`.
-
-    The metric "score" is on the papers' scale from 0 to 100.
-    """
+    """Returns a metric, mean over noise draws; "score" is on the papers' scale from 0 to 100."""
     kept = frame[frame.metric == metric]
     keys = [name for name in ("run", *CELL, "seed") if name in kept]
     means = [name for name in ("score", "snr_db", "num_examples") if name in kept]
@@ -97,8 +92,7 @@ def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
 def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
     """Returns the unweighted mean over columns such as "level", for each seed.
 
-    Seeds of a model that lack some of the values that other models have are dropped, so that all
-    means cover the same values.
+    Seeds that lack values that other models have are dropped: all means cover the same values.
     """
     values = ("score", "snr_db", "num_examples")
     keys = [name for name in scores if name not in (*values, *over)]
@@ -116,8 +110,7 @@ def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
 
     With `model="tinybert", site="token"`, the score at one site is subtracted at every site.
     """
-    unknown = set(baseline) - set(scores)
-    if unknown:
+    if unknown := set(baseline) - set(scores):
         raise ValueError(f"no column {', '.join(sorted(unknown))}; choose among {list(scores)}")
     is_baseline = np.logical_and.reduce([scores[name] == baseline[name] for name in baseline])
     keys = [n for n in ("run", *CELL, "seed") if n in scores and n not in baseline]
@@ -163,10 +156,7 @@ def widened(summary: pd.DataFrame, errors: Any) -> pd.DataFrame:
 
 
 def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Widens intervals over seeds, from `summarize`, by those over rows in results.csv.
-
-    With too few seeds, the result is the interval over rows alone.
-    """
+    """Widens intervals over seeds, if any, from `summarize`, by those over rows in results.csv."""
     rows = frame[frame.metric == metric].groupby(CELL, sort=False)[["low", "high"]].first()
     table = table.join(rows.add_suffix("_rows"), on=CELL)
     # Seeds that agree have no interval of their own.
@@ -195,17 +185,12 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
 
 def rejected(table: pd.DataFrame) -> pd.Series:
     """Whether each mean of `summarize` differs from 0, with Holm's correction for all intervals."""
-    tested = table[["low", "high"]].notna().all(axis=1).to_numpy()
-    rows = table[tested]
-    degrees = rows.num_seeds - 1
-    half = (rows.high - rows.low) / 2
+    rows = table[table.low.notna() & table.high.notna()]
+    degrees, half = rows.num_seeds - 1, (rows.high - rows.low) / 2
     t = rows["mean"].abs() / half * stdtrit(degrees, (1 + CONFIDENCE) / 2)
-    p = (2 * stdtr(degrees, -t)).to_numpy()
-    order = np.argsort(p)
-    below = p[order] * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
-    result = np.zeros(len(table), bool)
-    result[np.flatnonzero(tested)[order]] = np.logical_and.accumulate(below)
-    return pd.Series(result, index=table.index)
+    p = pd.Series(2 * stdtr(degrees, -t), rows.index).sort_values(kind="stable")
+    below = (p * np.arange(len(p), 0, -1) < 1 - CONFIDENCE).cummin()
+    return below.reindex(table.index, fill_value=False)
 
 
 def clear(differences: pd.DataFrame) -> int:

@@ -21,9 +21,8 @@ Rules: `tidy.verdict` with 95 % intervals by resampling key sets (trained: heads
 seeds, with all texts), of the exponent of δ in the mean distance (paper: 1), of Spearman's
 correlations over key sets (paper: 1), and of the bits per coordinate of log₂ N (paper: 0.5). N is
 the largest power of two of random patterns on a sphere of radius K √(d - 1) that are all retrieved,
-at β = 1, from queries at a tenth of the radius; widths at which a set stores every N tried are left
-out. N should exceed the bound of Ramsauer et al. (2021), Theorem 3, where that is at least 2 (share
-of sets: 1).
+at β = 1, from queries at a tenth of the radius; widths at which a set stores all are left out. The
+bound of Ramsauer et al. (2021), Theorem 3, should be exceeded where it is 2 or more (all sets).
 """
 
 from __future__ import annotations
@@ -73,8 +72,6 @@ PAIRS = {
     "own basins grow with λ₁/λ₂": ("ratio", "own basin", 0.0),
     "attractors grow with λ₁/λ₂": ("ratio", "attractors", 0.0),
 }
-
-
 Budget = namedtuple("Budget", "num_sets directions most")  # at most `most` patterns are stored
 BUDGETS = {"smoke": Budget(3, 4, 32), "laptop": Budget(6, 16, 4096), "paper": Budget(30, 64, 16384)}
 

@@ -80,11 +80,10 @@ def page(folder: Path, contrasts: Sequence[Contrast]) -> Page:
     means["change"] = means.change.where(means.site != "token", means.change + ", tokens")
     means = tidy.ordered(means, "panel", ["clean", *gaussian.PROTOCOLS.values()])
     pictures, tables, titles = {}, [], gaussian.titles(means.task.unique())
+    axes = {"label": "change", "col": "panel", "xlabel": "points gained"}
     for task, rows in means.groupby("task", sort=False):
         noisy, title = rows[rows.panel != "clean"], f"{titles[str(task)]}: points gained"
-        pictures[f"contrasts_{task}"] = report.forest(
-            f"{title} by each change", noisy, label="change", col="panel", xlabel="points gained"
-        )
+        pictures[f"contrasts_{task}"] = report.forest(f"{title} by each change", noisy, **axes)
         tables.append(report.grid(rows, "change", "panel", f"{title}, mean over levels"))
     title = f"One change at a time: {', '.join(titles[task] for task in means.task.unique())}"
     return report.Page(title, pictures=pictures, tables=tables)

@@ -1,10 +1,9 @@
 """How many updates queries take to converge, and whether tokens of low norm recover more.
 
-A token's query q is that of the first layer, all heads side by side. Noise on all tokens moves it
-to q', which updates over the keys of the noisy text move to ξ. The distance left is |ξ - q| /
-|q' - q|. In the control "mean state", all tokens of a text have the mean of its converged states.
-Groups are the quarters of a text's tokens, without [CLS] and [SEP], with the lowest and the highest
-norm before the LayerNorm, or SNR after it.
+Noise on all tokens moves a token's query in the first layer, all heads side by side, from q to q',
+which updates over the noisy keys move to ξ. The distance left is |ξ - q| / |q' - q|. In the control
+"mean state", all tokens of a text have the mean of its states. Groups are the quarters of a text's
+tokens, without special ones, of lowest and highest norm before the LayerNorm, or SNR after it.
 
 Verdicts are those of `tidy.verdict`. Failures "hold" if the upper end of their interval is below
 1 %. Of recovery the paper gives no numbers: low minus high, mean over levels, "holds" on the side
@@ -103,10 +102,8 @@ class Convergence(Noisy):
     def page(self, folder: Path) -> report.Page:
         """Steps of every layer, failures and distances left by noise, and claims."""
         frame = tidy.read(folder)
-        shown = tidy.select(frame, metric=[STEPS, FAILED, *LEFT]).groupby(["metric", "layer"])
-        parts = [
-            tidy.scores(rows, n).assign(metric=f"{n}, layer {k:.0f}") for (n, k), rows in shown
-        ]
+        shown: Any = tidy.select(frame, metric=[STEPS, FAILED, *LEFT]).groupby(["metric", "layer"])
+        parts = [tidy.scores(x, n).assign(metric=f"{n}, layer {k:.0f}") for (n, k), x in shown]
         return page("Convergence", gaussian.lines(pd.concat(parts), {}), claims(frame))
 
 
@@ -154,9 +151,7 @@ def recovery(batches: Iterable[dict[str, Any]], separator: int | None) -> dict[s
             total = values[name].sum((1, 2), where=chosen), chosen.sum((1, 2))
             totals[name + group] = totals.get(name + group, 0) + np.array(total)
     if not all(count.all() for _, count in totals.values()):
-        raise ValueError(
-            f"texts must have at least 4 tokens without special ones, got {size.max()}"
-        )
+        raise ValueError(f"texts must have at least 4 ordinary tokens, got {size.max()}")
     return {name: total / count for name, (total, count) in totals.items()}
 
 
@@ -226,7 +221,7 @@ class Steps(Convergence):
         parts = [tidy.scores(rows).assign(T=f"{n:.0f}") for n, rows in frame.groupby("T")]
         table = tidy.summarize(pd.concat(parts)).assign(metric="score")
         table["panel"] = [gaussian.noise_label("sigma", level) for level in table.level]
-        return page("Points gained by T updates", table, claims_of_steps(frame), "T", "T")
+        return page("Points gained by T updates", table, claims_of_steps(frame), "T")
 
 
 def milliseconds(cell: Cell) -> float:
@@ -244,12 +239,11 @@ def claims_of_steps(frame: pd.DataFrame) -> pd.DataFrame:
     constants, parts = gaussian.constants(frame), []
     times = frame[frame.metric == TIMED].rename(columns={"score": "mean"}).assign(level=np.nan)
     for sigma, (steps, points, percent) in TABLE4.items():
-        at = [tidy.select(frame, T=each, level=sigma) for each in (steps, 0)]
-        ours, theirs = map(tidy.scores, at)
+        ours, theirs = (tidy.scores(tidy.select(frame, T=t, level=sigma)) for t in (steps, 0))
         gains = tidy.summarize(tidy.paired(ours, theirs, on=["model", *ON]))
         below = gaussian.near_baseline(ours, constants).index
         models = pd.MultiIndex.from_frame(gains[["task", "model"]])
-        gains["verdict"] = np.where(models.isin(below), "at baseline", None)
+        gains["verdict"] = pd.Series("at baseline", gains.index).where(models.isin(below))
         parts.append(gains.assign(claim=f"T = {steps}: points gained", paper=points))
         added = tidy.select(times, T=steps)
         parts.append(added.assign(claim=f"T = {steps}: {TIMED}", paper=percent))

@@ -12,19 +12,17 @@ Expected: of the paper's groups, the one that covers more of a text flips more p
 token counts and SNR, low-norm tokens are no more vulnerable than others.
 
 Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
-the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
-1.0 and above 1.5. Same SNR per token, the fair protocol: a quarter of each text's tokens, those
-with the lowest norms or the highest. Both draw as many random tokens as low-norm ones. Special
-tokens are never chosen.
+the training texts' tokens, the shares of BERT's norms below 1.0 and above 1.5. Same SNR per token,
+the fair one: a quarter of each text's tokens, those with the lowest norms or the highest. Both draw
+as many random tokens as low-norm ones. Special tokens are never chosen.
 
 Eq. 6, SNR = ‖e‖²/σ², omits the width, so σ is ambiguous. At BERT's mean norm of 1.40, noise of norm
-0.5, 1 and 2 is at +9, +3 and -3 dB; noise of standard deviation 0.5 in each of 768 entries is at
--20 dB. These are the levels, in units of the table's root mean square.
+0.5, 1 and 2 is at +9, +3 and -3 dB; σ = 0.5 in each of 768 entries is at -20 dB. These are the
+levels, in units of the table's root mean square.
 
-Verdicts (`tidy.verdict`) are at the strongest noise. Both protocols compare low minus high, in
-points, with Table 19. At the same σ, two more: the log ratio, if each seed has ten flips in both
-groups, and its difference between TinyBERT and the encoder. Intervals include seeds and rows. A
-predicted score is right within one point of its label.
+Verdicts (`tidy.verdict`) are at the strongest noise, of low minus high, in points (Table 19), and
+at the same σ of the log ratio, if each seed has ten flips in both groups, and its difference from
+the encoder to TinyBERT. Intervals include seeds and rows. A score is right within a point.
 """
 
 from __future__ import annotations

@@ -224,13 +224,11 @@ def judged(*tables: pd.DataFrame, control: Callable[[str], str] = lambda _: "") 
     return table.assign(verdict=verdict.mask(vacuous, "vacuous"))[[*tidy.CLAIMS]]
 
 
-def page(
-    title: str, table: pd.DataFrame, claims: pd.DataFrame, x: str = "noise", xlabel: str = "noise"
-) -> report.Page:
+def page(title: str, table: pd.DataFrame, claims: pd.DataFrame, x: str = "noise") -> report.Page:
     """Returns a page of claims and of lines: a row of panels a `metric`, a column a `panel`."""
     titles = gaussian.titles(table.task, table.model)
     table = table.drop(columns="paper", errors="ignore")
-    panels: Any = {"row": "metric", "col": "panel", "x": x, "xlabel": xlabel, "titles": titles}
+    panels: Any = {"row": "metric", "col": "panel", "x": x, "xlabel": x, "titles": titles}
     panels |= {"ylabel": "", "least_range": 1e-3}
     pictures = {
         f"measured_{task}": report.facets(f"{titles[str(task)]}: {title}", rows, **panels)

@@ -160,7 +160,7 @@ def test_groups_have_equal_numbers_in_each_text():
     assert means["distance left, converged, high norm"] == high
     assert means["distance left, one update, low SNR"] == high
     assert means["distance left, mean state"] == np.mean(np.concatenate(words))
-    with pytest.raises(ValueError, match="at least 4 tokens besides special ones, got 3"):
+    with pytest.raises(ValueError, match="at least 4 ordinary tokens, got 3"):
         convergence.recovery([values | {"real": np.arange(18) < np.full((1, 2, 1), 4)}], 7)
 
 
