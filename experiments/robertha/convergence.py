@@ -195,6 +195,7 @@ class Steps(Convergence):
     NAME = "steps"
     REPRODUCES = "Robertha, Table 4: points gained and time taken by T Hopfield updates"
 
+    model: tuple[str, ...] = ("robertha",)
     noise: Noise = Noise(levels=tuple(TABLE4), protocols=("sigma",), noise_draws=1)
     steps: tuple[int, ...] = (0, 1, 2, 5, 10, 20, 30, 50)
     """Maximum numbers of updates T; 0 is always tested."""
