@@ -171,8 +171,8 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
     for (name, side), by in product(SIDES.items(), ("norm", "SNR")):
         low, high = (tidy.scores(frame, f"{name}, {group} {by}") for group in ("low", "high"))
         gaps = tidy.average(tidy.paired(low, high, on=["model", *ON]), "level")
-        panels = [gaussian.PANELS[each] for each in zip(gaps.site, gaps.protocol, strict=True)]
-        gaps["claim"] = [f"{name}, low - high {by}: {each}".replace("\n", " ") for each in panels]
+        protocols = [gaussian.PROTOCOLS[each] for each in gaps.protocol]
+        gaps["claim"] = [f"{name}, low - high {by}, {each}" for each in protocols]
         tables.append(tidy.summarize(gaps).assign(paper=side))
     states = "converged|one update|" + (control := "mean state")
     return judged(*tables, control=lambda x: re.sub(states, control, x) if "distance" in x else "")

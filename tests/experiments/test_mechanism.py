@@ -168,10 +168,9 @@ def test_recovery_that_the_mean_state_shares_is_vacuous():
     scores |= {f"{name}, high {by}": 2.0 for name, by in pairs}
     scores["distance left, mean state, low SNR"] = 3.0
     found = convergence.claims(made_up(scores)).set_index("claim").verdict
-    panel = "after the LayerNorm, same σ"
-    assert found[f"distance left, one update, low - high norm: {panel}"] == "vacuous"
-    assert found[f"distance left, one update, low - high SNR: {panel}"] == "holds"
-    assert found[f"steps of tokens, low - high norm: {panel}"] == "reversed"
+    assert found["distance left, one update, low - high norm, same σ"] == "vacuous"
+    assert found["distance left, one update, low - high SNR, same σ"] == "holds"
+    assert found["steps of tokens, low - high norm, same σ"] == "reversed"
     assert found["failures, %, σ 2"] == "holds"
 
 
