@@ -207,7 +207,7 @@ def norms_of(cell: Cell) -> pd.DataFrame:
     known, parts = every.iloc[used(cell)], []
     of = {"count": ("norm", "size"), "mean": ("norm", "mean"), "std": ("norm", "std")}
     of["tokens"] = "share", "sum"  # in percent of the reported texts'
-    cuts = known.norm.quantile([LOW, 1 - HIGH])
+    cuts = np.quantile(known.norm, [LOW, 1 - HIGH])
     for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts)):
         name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[LOWEST, "middle", HIGHEST])
         name = name.rename("name")
