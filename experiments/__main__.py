@@ -42,6 +42,8 @@ EXPERIMENTS = {
     "attractors": "experiments.robertha.attractors",
     "norms": "experiments.robertha.norms",
     "spectra": "experiments.robertha.spectra:Spectra",
+    "convergence": "experiments.robertha.convergence:Convergence",
+    "steps": "experiments.robertha.convergence:Steps",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",

@@ -1,12 +1,10 @@
 """Trained models, each stored under a hash of everything that determines it.
 
 A cell is one model, trained on one task with all seeds. Experiments share cells: each spec is
-trained once and then loaded. `runs/cells/<hash>/` holds
-
-    config.json      the spec, and provenance.json where it was trained
-    checkpoints/     parameters of each seed's best epoch, stacked over seeds
-    metrics.jsonl    losses, validation scores, share of converged queries
-    predictions/     one .npz per condition: the logits of every seed on every row
+trained once and then loaded. `runs/cells/<hash>/` holds the spec (config.json), where it was
+trained (provenance.json), parameters of each seed's best epoch (checkpoints/), losses, validation
+scores and the share of converged queries (metrics.jsonl), and one .npz per condition with the
+logits of every seed on every row (predictions/).
 
 Training runs in `<hash>.partial/`, which is renamed when complete, and resumes from its last
 checkpoint. A lock prevents two processes from training the same cell.
@@ -83,8 +81,7 @@ class Cell(NamedTuple):
     iterates: bool  # whether its attention iterates; if so, steps are reported
     undenoised: Cell | None = None  # the same model without a denoiser, if this one has one
     denoiser: str = "none"  # see `with_denoiser`
-    # With memory after the embedding LayerNorm instead, for noise at that site; None with another
-    # denoiser, and for models without this LayerNorm.
+    # With memory after the embedding LayerNorm instead, if there is one, for noise at that site.
     at_embedding: Predictor | None = None
     loud: bool = False  # whether its tokens are scaled by `with_loud_tokens`
     variant: Variant | None = None  # of the spec, with its precision
@@ -98,25 +95,15 @@ def digest(data: TaskData) -> str:
 
 def digest_of(rows: Encoded) -> str:
     """SHA-256 over tokenized rows and their labels."""
-    total = hashlib.sha256()
-    for array in (rows.ids, rows.lengths, rows.labels):
-        total.update(np.ascontiguousarray(array).tobytes())
-    return total.hexdigest()[:16]
+    parts = (np.ascontiguousarray(x).tobytes() for x in (rows.ids, rows.lengths, rows.labels))
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def train(
-    spec: Spec,
-    variant: Variant,
-    data: TaskData,
-    *,
-    root: str | Path,
-    sharding: Sharding | None = None,
-    on_progress: Callable[..., None] | None = None,
-) -> Cell:
-    """Trains the cell of a spec, or loads it.
-
-    `variant` is the model of `spec.model`, `data` has the rows of `spec.data`, and `root` is the
-    folder of all cells. For `sharding` and `on_progress` see `hopfax.train`.
+    spec: Spec, variant: Variant, data: TaskData, *, root: str | Path,
+    sharding: Sharding | None = None, on_progress: Callable[..., None] | None = None,
+) -> Cell:  # fmt: skip
+    """Trains the cell of a spec in `root`, the folder of all cells, or loads it.
 
     Raises:
         BlockingIOError: Another process trains this cell; the message names it.
@@ -146,13 +133,28 @@ def train(
     return with_loud_tokens(cell) if variant.loud else cell
 
 
+def with_steps(cell: Cell, steps: int) -> Cell:
+    """Returns the trained model with another maximum number of Hopfield updates, 0 for none."""
+    predictor, folder = _limited(cell.model.build, steps), cell.folder / f"updates-{steps}"
+    return cell._replace(model=predictor.model, predictor=predictor, folder=folder)
+
+
+@functools.lru_cache(maxsize=16)  # each is compiled once
+def _limited(build: Callable[..., Encoder], steps: int) -> Predictor:
+    def limited(**rngs: Any) -> Encoder:
+        network: Any = build(**rngs)
+        for block in network.blocks:
+            block.attention.max_steps = steps
+        return network
+
+    return make_predictor(nn.functional(limited))
+
+
 def with_loud_tokens(cell: Cell) -> Cell:
-    r"""Returns the trained model with louder vectors for tokens that tell its two classes apart.
+    """Returns the trained model with louder vectors for tokens that tell its two classes apart.
 
-    $$e_v \leftarrow \left(1 + \left|\log \frac{p(v | 1)}{p(v | 0)}\right|\right) e_v$$
-
-    with token frequencies of the training rows. The LayerNorm after the embeddings undoes most of
-    it, so the score without noise stays, but the same noise per text harms these tokens less.
+    By 1 + |log(p(token | 1) / p(token | 0))| in the training rows. The LayerNorm after the
+    embeddings undoes most of it, but the same noise per text harms these tokens less.
     """
     train, size = cell.data.train, cell.data.vocabulary.size
     real = np.arange(train.ids.shape[-1]) < train.lengths[..., None]
@@ -189,45 +191,31 @@ def capacity(cell: Cell) -> float:
 def with_denoiser(cell: Cell, name: str) -> Cell:
     """Returns the trained model with a denoiser of its token embeddings.
 
-    Args:
-        cell: A trained model.
-        name: `memory` (`hopfax.nn.with_memory`, with the token frequencies of the training texts as
-            prior), `nearest` (the nearest embedding of the vocabulary), `linear` (the Wiener filter
-            of the vocabulary under that prior), or `none`.
+    It is `memory` (`hopfax.nn.with_memory`, with the token frequencies of the training texts as
+    prior), `nearest` (the nearest embedding of the vocabulary), `linear` (the Wiener filter of the
+    vocabulary under that prior), or `none`.
     """
     if name == "none":
         return cell
-    prior = log_prior(cell.data)
-    seeds, _, width = cell.params["tokens"]["embedding"].shape
-    log_priors, log_scales = jnp.broadcast_to(prior, (seeds, len(prior))), jnp.zeros((seeds, width))
-    memory = {"log_prior": log_priors, "log_scale": log_scales}
+    (seeds, _, width), prior = cell.params["tokens"]["embedding"].shape, log_prior(cell.data)
+    memory = {"log_prior": jnp.tile(prior, (seeds, 1)), "log_scale": jnp.zeros((seeds, width))}
+    predictor = functools.partial(make_predictor, sharding=cell.predictor.sharding)
     at_embedding = None
     if name == "memory":
         model = nn.with_memory(cell.model)
         if "norm" in cell.params:
-            after = nn.with_memory(cell.model, site="embedding")
-            at_embedding = make_predictor(after, sharding=cell.predictor.sharding)
+            at_embedding = predictor(nn.with_memory(cell.model, site="embedding"))
     else:
-        one = {"nearest": nearest, "linear": wiener}[name]
-        model = nn.with_memory(cell.model, denoise=functools.partial(_denoise_all, one))
-    return cell._replace(
-        model=model,
-        params={**cell.params, "memory": memory},
-        predictor=make_predictor(model, sharding=cell.predictor.sharding),
-        undenoised=cell,
-        denoiser=name,
-        at_embedding=at_embedding,
-    )
+        one = functools.partial(_denoise_all, {"nearest": nearest, "linear": wiener}[name])
+        model = nn.with_memory(cell.model, denoise=one)
+    cell = cell._replace(undenoised=cell, params={**cell.params, "memory": memory}, model=model)
+    return cell._replace(predictor=predictor(model), denoiser=name, at_embedding=at_embedding)
 
 
 def _denoise_all(
-    one: Callable[..., jax.Array],
-    tokens: jax.Array,
-    table: jax.Array,
-    *,
-    log_prior: jax.Array,
+    one: Callable[..., jax.Array], tokens: jax.Array, table: jax.Array, *, log_prior: jax.Array,
     **unused: Any,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Applies `one(vector, table, log_prior)` to every token vector."""
     return jax.vmap(jax.vmap(functools.partial(one, table=table, log_prior=log_prior)))(tokens)
 
@@ -242,18 +230,15 @@ def wiener(
 ) -> jax.Array:
     """Returns the best linear estimate from the vocabulary's mean and covariance under a prior.
 
-    Without `sigma`, the noise level is the most likely one of a grid in steps of 1 dB, under a
-    Gaussian model of the vocabulary.
+    Without `sigma`, the noise level is the most likely one, in steps of 1 dB, if both are Gaussian.
     """
     weights = jax.nn.softmax(log_prior)
     mean = weights @ table
     centered = table - mean
     values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
     values, coordinates = jnp.maximum(values, 0), (vector - mean) @ directions
-    if sigma is None:
-        powers = jnp.mean(values) * 10 ** (-jnp.arange(-30.0, 41.0) / 10)
-    else:
-        powers = jnp.square(sigma)[None]
+    powers = jnp.mean(values) * 10 ** (-jnp.arange(-30.0, 41.0) / 10)
+    powers = powers if sigma is None else jnp.square(sigma)[None]
     variances = values + powers[:, None]
     surprisals = jnp.sum(jnp.log(variances), axis=1) + (1 / variances) @ jnp.square(coordinates)
     gains = values / variances[jnp.argmin(surprisals)]
@@ -261,14 +246,9 @@ def wiener(
 
 
 def _fit(
-    spec: Spec,
-    built: Trainable,
-    data: TaskData,
-    folder: Path,
-    predictor: Predictor,
-    *,
+    spec: Spec, built: Trainable, data: TaskData, folder: Path, predictor: Predictor, *,
     on_progress: Callable[..., None] | None,
-) -> None:
+) -> None:  # fmt: skip
     """Trains in a folder, from its last checkpoint if there is one."""
     splits = data.train, data.validation
     train, validation = buckets(
@@ -282,20 +262,12 @@ def _fit(
     ):
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2))
         result = fit(
-            predictor,
-            built.objective,
-            train=train,
-            validation=validation,
+            predictor, built.objective, train=train, validation=validation,
             score=lambda *outputs: scores(data.spec.metrics, *outputs)["score"],
-            seeds=spec.seeds,
-            epochs=spec.epochs,
-            patience=spec.patience,
+            seeds=spec.seeds, epochs=spec.epochs, patience=spec.patience,
             optimizer=functools.partial(adamw, spec.learning_rate, weight_decay=built.weight_decay),
-            batch_size=spec.batch_size,
-            checkpoints=checkpoints,
-            log=log,
-            on_progress=on_progress,
-        )
+            batch_size=spec.batch_size, checkpoints=checkpoints, log=log, on_progress=on_progress,
+        )  # fmt: skip
     with Checkpoints(folder, config=config) as checkpoints:
         checkpoints.save(result.steps, result.params)
 
@@ -303,18 +275,16 @@ def _fit(
 def buckets(
     data: TaskData, max_length: int, *splits: Encoded, one_length: bool = False
 ) -> list[list[Bucket]]:
-    """Returns splits in buckets of padded lengths; few rows get few buckets, as each compiles.
+    """Returns splits in buckets of padded lengths, chosen for the rows that `digest` covers.
 
-    The lengths are chosen for the rows to train and select on, which `digest` covers; longer rows
-    are padded to `max_length`, and with `one_length` all are.
+    Longer rows are padded to `max_length`, and with `one_length` all are.
     """
     known = np.concatenate([split.lengths.max(axis=1) for split in (data.train, data.validation)])
+    # Few rows get few buckets, as each compiles. On a GPU, that is slow and padding cheap.
+    rows = 1000 if jax.default_backend() == "cpu" else 40_000
+    most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     if data.spec.suite == "synthetic":
         most, multiple = 1, 4
-    else:
-        # On a GPU, compilation is slow and padding cheap.
-        rows = 1000 if jax.default_backend() == "cpu" else 40_000
-        most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     edges = bucket_boundaries(known, max_buckets=most, multiple=multiple, max_length=max_length)
     edges = [max_length] if one_length else sorted({*edges, max_length})
     return [to_buckets(split, boundaries=edges, pad_id=data.vocabulary.pad_id) for split in splits]

@@ -32,10 +32,7 @@ from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, co
 from hopfax.train.metrics import scores
 from hopfax.train.white_box import white_box
 
-RANDOM: dict[str, Callable[..., Version]] = {
-    "misspelling": text.misspell,
-    "char_swap": text.swap_characters,
-}
+RANDOM = {"misspelling": text.misspell, "char_swap": text.swap_characters}
 _ROWS = 64  # batch size on texts, the same for all sets
 
 
@@ -56,11 +53,9 @@ class Condition(Protocol):
 
     def key(self, cell: Cell) -> Any:
         """Everything besides the cell that its predictions depend on, as JSON."""
-        ...
 
-    def columns(self, cell: Cell) -> Mapping[str, Any]:
+    def columns(self, cell: Cell) -> Any:
         """Its columns in results.csv, such as corruption and level."""
-        ...
 
     def predict(self, cell: Cell) -> CellPredictions:
         """Predicts every row."""
@@ -84,7 +79,7 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
         except Exception as error:  # damaged archives raise errors of many classes
             warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
     predicted = condition.predict(cell)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
@@ -92,14 +87,10 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
-    """Rows of results.csv, one per seed and metric.
-
-    Without noise, the first seed also has the majority baseline's score and any Shannon limit.
-    """
+    """Rows of results.csv, one per seed and metric; the first has those of the data, too."""
     predicted, columns = predictions(cell, condition), condition.columns(cell)
-    is_set = isinstance(condition, EvaluationSet)
     of_two = cell.data.spec.suite == "own" and predicted.logits.shape[-1] == 2
-    metrics = ("accuracy",) if is_set else cell.data.spec.metrics
+    metrics = ("accuracy",) if isinstance(condition, EvaluationSet) else cell.data.spec.metrics
     of_data = {}
     if not columns["level"]:
         of_data["constant"] = constant_score(metrics, predicted.labels, predicted.logits.shape[-1])
@@ -121,29 +112,20 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
         values |= {name: value for name, value in optional.items() if value is not None}
         for metric, value in (values | of_data).items():
             yield {
-                "task": cell.data.spec.name,
-                "model": model,
-                "denoiser": cell.denoiser,
-                "seed": seed,
-                "metric": metric,
-                "score": round(value, 6),
-                "num_examples": len(predicted.labels),
-                "num_train": len(cell.data.train.labels),
+                "task": cell.data.spec.name, "model": model, "denoiser": cell.denoiser,
+                "seed": seed, "metric": metric, "score": round(value, 6),
+                "num_examples": len(predicted.labels), "num_train": len(cell.data.train.labels),
                 "snr_db": round(snr_db, 4) if np.isfinite(snr_db) else None,
                 "steps_mean": round(steps, 3) if cell.iterates else None,
-                **columns,
-                **(interval if metric == "gain" else {}),
-            }
+                **columns, **(interval if metric == "gain" else {}),
+            }  # fmt: skip
         of_data = {}
 
 
 def with_interval(
     metrics: tuple[str, ...], ours: CellPredictions, theirs: CellPredictions | None = None
 ) -> tuple[list[float], float, float]:
-    """Returns each seed's score, or the difference from other predictions of the same rows.
-
-    Then the ends of the 95 % bootstrap interval over rows of the mean over seeds.
-    """
+    """Each seed's score, or difference, and the mean's 95 % bootstrap interval over rows."""
 
     def scored(predicted: CellPredictions, rows: Any) -> np.ndarray:
         labels = ours.labels[rows]
@@ -158,15 +140,12 @@ def with_interval(
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian:
-    """Gaussian noise on the embeddings of the reported rows; level 0 is clean.
-
-    See `settings.Noise`; `draw` is the index of the noise draw.
-    """
+    """Gaussian noise, see `settings.Noise`, on the embeddings of the reported rows."""
 
     site: str = ""
     protocol: str = ""
-    level: float = 0.0
-    draw: int = 0
+    level: float = 0.0  # 0 is clean
+    draw: int = 0  # index of the noise draw
 
     @property
     def noise(self) -> Noise:
@@ -183,22 +162,20 @@ class Gaussian:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        # Memory at the site of the noise.
-        predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
-        predictor = predictor or cell.predictor
+        predictor = self.predictor(cell)
         return predict_split(cell, cell.data.test, predictor, noise=self.drawn(cell))
 
-    def drawn(self, cell: Cell) -> Noise | None:
-        """Returns the noise with its draws, None without noise.
+    def predictor(self, cell: Cell) -> Predictor:
+        """Returns the predictor, with any memory at the site of the noise."""
+        return (self.site == "embedding" and cell.at_embedding) or cell.predictor
 
-        Seeds draw independently, models share them: intervals and paired differences are honest.
-        """
+    def drawn(self, cell: Cell) -> Noise | None:
+        """Returns the noise, None without; seeds draw independently, models share the draws."""
         return self.noise._replace(seeds=cell.spec.seeds) if self.level else None
 
     def collect(self, cell: Cell, fn: Callable[..., Any]) -> list[Any]:
         """Applies a function to the reported texts, see `hopfax.train.evaluate.collect`."""
-        split, inner = split_of(cell, cell.data.test), self.site == "embedding"
-        model = ((inner and cell.at_embedding) or cell.predictor).model
+        model, split = self.predictor(cell).model, split_of(cell, cell.data.test)
         return collect(model, cell.params, split, fn, noise=self.drawn(cell))
 
 
@@ -221,11 +198,7 @@ class Validation:
 
 @dataclass(frozen=True, kw_only=True)
 class Typos:
-    """Test texts with words misspelled at random or by an attack; rate 0 is clean.
-
-    Random typos are the same for all models and seeds. An attack targets each seed's model and is
-    scored on that model. Every text has at least one word to change.
-    """
+    """Test texts with a word or more, misspelled at random or by an attack on each seed's model."""
 
     corruption: str = "none"  # or misspelling, char_swap, textbugger or hotflip
     rate: float = 0.0  # share of the words, in [0, 1]
@@ -257,25 +230,18 @@ class Typos:
             parts.append(predict_rows(cell, rows, tested))
             changed += [np.mean([each.rate for each in made])] * len(tested)
             edits += [json.dumps([each.edits for each in made], ensure_ascii=False)] * len(tested)
-        fields = {
-            name: np.concatenate([getattr(each, name) for each in parts])
-            for name in ("logits", "snr_db", "num_steps")
-        }
-        return CellPredictions(
-            labels=parts[0].labels, words_changed=np.array(changed), edits=np.array(edits), **fields
-        )
+        names = "logits", "snr_db", "num_steps"
+        fields = {n: np.concatenate([getattr(each, n) for each in parts]) for n in names}
+        merged = CellPredictions(*parts[0]._replace(**fields))
+        return merged._replace(words_changed=np.array(changed), edits=np.array(edits))
 
     def victim(self, cell: Cell, seed: int) -> Victim:
         """Returns what an attack queries: the model of a seed, given by its index."""
         # Memory does not change clean token vectors, but hides the gradient at them.
         cell = cell.undenoised or cell
-        return white_box(
-            cell.model,
-            jax.tree.map(lambda leaf: leaf[seed], cell.params),
-            cell.data.vocabulary,
-            regression=cell.data.spec.regression,
-            max_length=cell.spec.sizes["max_length"],
-        )
+        params, data = jax.tree.map(lambda leaf: leaf[seed], cell.params), cell.data
+        options = {"regression": data.spec.regression, "max_length": cell.spec.sizes["max_length"]}
+        return white_box(cell.model, params, data.vocabulary, **options)
 
     def corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Version]:
         """Corrupts rows, under an attack against the model of a seed, given by its index."""
@@ -286,8 +252,9 @@ class Typos:
         attack = text.textbugger
         if self.corruption == "hotflip":
             attack = functools.partial(text.hotflip, form=self.form, beam=self.beam)
-        texts, labels = [row.texts for row in rows], [row.label for row in rows]
-        indices = [row.index for row in rows]
+        texts, labels, indices = (
+            [getattr(row, name) for row in rows] for name in ("texts", "label", "index")
+        )
         attacked = attack(self.victim(cell, seed), texts, labels, rate=self.rate, rows=indices)
         return [each.version for each in attacked]
 
@@ -313,11 +280,10 @@ class EvaluationSet:
     def rows(self, cell: Cell) -> list[Example]:
         """Returns its rows, with the labels of the cell's task."""
         spec = cell.data.spec
-        if not self.name:
-            rows = task_rows(spec.name, "test", data_dir=self.data_dir)
+        if self.name:
+            rows = read_evaluation_set(self.name, str(self.data_dir), trained=spec)
         else:
-            assert self.data_dir is not None
-            rows = read_evaluation_set(self.name, self.data_dir, trained=spec)
+            rows = task_rows(spec.name, "test", data_dir=self.data_dir)
         return evenly_spaced(rows, self.num_rows)
 
     def predict(self, cell: Cell) -> CellPredictions:
@@ -332,7 +298,6 @@ def gaussian_grid(
     noisy = [
         Gaussian(site=site, protocol=protocol, level=float(level), draw=draw)
         for protocol, site, level, draw in product(protocols, sites, levels, range(noise_draws))
-        if level
     ]
     for each in noisy:
         check_noise(each.noise)
@@ -342,10 +307,7 @@ def gaussian_grid(
 def evaluation_sets(
     task: str, *, names: Sequence[str] | None, data_dir: str | None, num_rows: int | None
 ) -> list[Condition]:
-    """Returns the task's own reported rows, then the evaluation sets for it.
-
-    `names` are keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are in `data_dir`.
-    `num_rows` evenly spaced rows of each are taken; None for all.
+    """Returns the task's own reported rows, then the named evaluation sets, by default all present.
 
     Raises:
         ValueError: A set does not fit the task, or none is left.
@@ -353,14 +315,12 @@ def evaluation_sets(
     """
     if data_dir is None:
         raise FileNotFoundError("evaluation sets are read from files: set --data-dir")
-    shared: dict[str, Any] = {"num_rows": num_rows, "data_dir": data_dir}
-    fitting = [EvaluationSet(**shared)]
-    for name in names or EVALUATION_SETS:
-        if not names and task not in EVALUATION_SETS[name].tasks:
-            continue
+    of = functools.partial(EvaluationSet, num_rows=num_rows, data_dir=data_dir)
+    fitting = [of()]
+    for name in names or [name for name, each in EVALUATION_SETS.items() if task in each.tasks]:
         try:
             read_evaluation_set(name, data_dir, trained=task)
-            fitting.append(EvaluationSet(name=name, **shared))
+            fitting.append(of(name=name))
         except FileNotFoundError:
             if names:
                 raise
@@ -382,9 +342,8 @@ def predict_split(
 
 def split_of(cell: Cell, rows: Encoded) -> list[Bucket]:
     """Returns tokenized rows at the padded lengths of training."""
-    sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
-    (split,) = buckets(cell.data, sizes["max_length"], rows, one_length=one_length)
-    return split
+    most, one_length = cell.spec.sizes["max_length"], cell.spec.stores_padding
+    return buckets(cell.data, most, rows, one_length=one_length)[0]
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

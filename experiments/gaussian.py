@@ -32,11 +32,9 @@ PANELS = {
     ("token", "sigma"): "token embeddings,\nsame σ",
 }
 CORRUPTIONS = {
-    "misspelling": "misspelling",
-    "char_swap": "char swap",
-    "textbugger": "TextBugger",
+    "misspelling": "misspelling", "char_swap": "char swap", "textbugger": "TextBugger",
     "hotflip": "HotFlip",
-}
+}  # fmt: skip
 
 
 def by_method(scores: pd.DataFrame) -> pd.DataFrame:
@@ -92,15 +90,10 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     Beyond, no model that has learned it is well above the majority baseline, and differences only
     show which model stays closer to the majority answer.
     """
-
-    def any_above(rows: pd.DataFrame) -> bool:
-        return len(near_baseline(rows, constants)) < rows.model.nunique()
-
-    keys = ["task", *tidy.CONDITION]
-    unlearned = {*not_learned(scores, constants).index}
-    pairs = zip(scores.task, scores.model, strict=True)
-    learned = np.array([pair not in unlearned for pair in pairs])
-    able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
+    any_above = lambda rows: len(near_baseline(rows, constants)) < rows.model.nunique()  # noqa: E731
+    models = pd.MultiIndex.from_frame(scores[["task", "model"]])
+    able = scores[(scores.level > 0) & ~models.isin(not_learned(scores, constants).index)]
+    able = able.groupby(["task", *tidy.CONDITION], sort=False).filter(any_above)
     places = ["task", "site", "protocol"]
     strongest = able.groupby(places, as_index=False)["level"].max()
     most = scores[places].merge(strongest, on=places, how="left")["level"].to_numpy()
@@ -120,10 +113,9 @@ def noise_label(protocol: str, level: float) -> str:
 
 
 def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
-    """Means and intervals for `figures.facets`, one row per method, panel and level.
+    """Means of `by_method` and intervals for `figures.facets`, a row per method, panel and level.
 
-    Returns `tidy.summarize`'s table of scores from `by_method` with `panel`, the label `noise` of
-    the level (clean inputs in each panel), the paper's score and the majority baseline's.
+    With `panel`, `noise` (clean inputs in each panel), the paper's and the majority baseline's.
     """
     table = tidy.summarize(scores)
     table["paper"] = [
@@ -149,11 +141,9 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
 
 
 def differences(scores: pd.DataFrame, table: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Differences from a method, paired by seed: a row per task, method and panel.
+    """Differences from a method, paired by seed, mean over noise levels, by task and `panel`.
 
-    Returns `tidy.summarize`'s table of means over noise levels, with `panel`, "clean" first, and
-    `bold`, which is False where one of the two has not learned the task. `table` has the `lines` of
-    these scores.
+    `bold` is False where one of the two has not learned the task. `table` has the scores' `lines`.
     """
     places = ["corruption", "site", "protocol"]
     panel = table[table.level > 0].drop_duplicates(places).set_index(places).panel.to_dict()
@@ -186,9 +176,7 @@ def page(folder: Path) -> report.Page:
     kept = kept if (kept.level > 0).any() else scores
     of_panel = {"label": "line", "titles": named}
     axes = {"x": "noise", "titles": named, "xlabel": "noise level"}
-    gaps = pd.DataFrame()
-    if len(methods) > 1:
-        gaps = _lined(differences(kept, table, methods[0]), named)
+    gaps = _lined(differences(kept, table, methods[0]), named) if len(methods) > 1 else kept[:0]
     minus = f"Score minus {named[methods[0]]}, mean over levels"
     if noisy and len(methods) <= MOST_LINES:
         picture = report.facets("Score against noise", table, col="panel", row="task", **axes)
@@ -201,25 +189,20 @@ def page(folder: Path) -> report.Page:
         picture = report.forest("Score minus the majority baseline", above, **of_panel)
     panel = table.panel.iloc[0] if noisy else ""
     rows = _lined(table[table.panel == panel], named).sort_values("level", kind="stable")
-    caption = f"Scores: {panel}" if panel else "Scores"
-    tables = [report.grid(rows, "line", "noise", caption.replace("\n", " "), cell=report.bracketed)]
-    if len(gaps):
-        tables.append(report.grid(gaps, "line", "panel", minus))
+    caption = f"Scores: {panel}".replace("\n", " ").removesuffix(": ")
+    tables = [report.grid(rows, "line", "noise", caption, cell=report.bracketed)]
+    tables += [report.grid(gaps, "line", "panel", minus)] if len(gaps) else []
     menus = {"task": "Task", "panel": "Noise"}
-    return report.Page(
-        title=f"{', '.join(named[task] for task in tasks)}: scores of {len(methods)} methods",
-        pictures={"differences" if noisy and len(methods) > MOST_LINES else "scores": picture},
-        tables=tables,
-        explorer=report.Explorer(table, hue="model", menus=menus, **axes) if noisy else None,
-    )
+    explorer = report.Explorer(table, hue="model", menus=menus, **axes) if noisy else None
+    title = f"{', '.join(named[task] for task in tasks)}: scores of {len(methods)} methods"
+    stem = "differences" if noisy and len(methods) > MOST_LINES else "scores"
+    return report.Page(title, {stem: picture}, tables, explorer)
 
 
 def _lined(rows: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
     """Adds `line`, the name of the method, after the task if there are several."""
-    lines = rows.model.map(titles)
-    if rows.task.nunique() > 1:
-        lines = rows.task.map(titles) + ", " + lines
-    return rows.assign(line=lines)
+    task = rows.task.map(titles) + ", " if rows.task.nunique() > 1 else ""
+    return rows.assign(line=task + rows.model.map(titles))
 
 
 def _title(task: str) -> str:

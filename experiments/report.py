@@ -52,9 +52,7 @@ class Picture:
 
 def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
     """Returns a function of a caption, a table and the options of `draw`."""
-    return lambda caption, table, **options: Picture(
-        functools.partial(draw, table, **options), caption
-    )
+    return lambda caption, table, **axes: Picture(functools.partial(draw, table, **axes), caption)
 
 
 forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
@@ -62,12 +60,9 @@ forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.
 
 @dataclass(frozen=True)
 class Explorer:
-    """Data for the page's interactive chart: lines over x for each hue, chosen by menus.
+    """Data for the page's interactive chart: lines over x for each hue, chosen by menus."""
 
-    The table has the columns below and `mean`, `low`, `high`, `num_seeds`; optionally `paper` and
-    `constant`, the score of the majority baseline.
-    """
-
+    # With the columns below, mean, low, high, num_seeds, and perhaps paper and constant.
     table: pd.DataFrame
     x: str
     hue: str
@@ -88,13 +83,10 @@ class Page:
 
 
 def write_results(folder: Path, table: pd.DataFrame, *, complete: bool = True) -> None:
-    """Writes a run's results.csv, the columns of all experiments first, and its checksum.
-
-    Results that are not complete yet never replace a file with more rows.
-    """
+    """Writes a run's results.csv, the columns of all experiments first, and its checksum."""
     path, checksum = folder / "results.csv", folder / tidy.CHECKSUM
     if not complete and path.exists() and path.read_bytes().count(b"\n") > len(table) + 1:
-        return
+        return  # incomplete results never replace a file with more rows
     columns = list(dict.fromkeys([*tidy.COLUMNS, *table]))
     text = table.reindex(columns=columns).to_csv(index=False, lineterminator="\n").encode()
     checksum.unlink(missing_ok=True)  # a kill after this leaves a file without one
@@ -104,18 +96,14 @@ def write_results(folder: Path, table: pd.DataFrame, *, complete: bool = True) -
 
 def write_report(folder: Path, page: Page) -> Path:
     """Writes a run's report.html, which needs no other file, and one PNG per picture."""
-    _draw(folder, page)
-    path = folder / "report.html"
-    write_whole(path, html(page, folder))
-    return path
-
-
-def _draw(folder: Path, page: Page) -> None:
     for name, picture in page.pictures.items():
         buffer = io.BytesIO()
         picture.figure.savefig(buffer, metadata={"Software": None})
         write_whole(folder / f"{name}.png", buffer.getvalue())
         picture.figure.set_layout_engine("none")  # laid out once, also for the SVG
+    path = folder / "report.html"
+    write_whole(path, html(page, folder))
+    return path
 
 
 def html(page: Page, folder: Path) -> str:
@@ -165,20 +153,15 @@ def bracketed(row: Any, digits: int = 1) -> str:
 
 
 def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
-    """A difference with its 95 % interval, in bold where that excludes zero.
-
-    Uses one decimal, or up to four to show that the interval excludes zero. A row whose `bold`
-    is False is never bold.
-    """
+    """A difference with its 95 % interval, in bold where that excludes zero, unless not `bold`."""
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     if not np.isfinite(mean):
         return "–"
     if not np.isfinite(low):
         return f"{signed(mean)} [n/a]"
-    excludes_zero = low > 0 or high < 0
-    digits = 1
+    digits, excludes_zero = 1, low > 0 or high < 0
     while excludes_zero and digits < 4 and not round(min(abs(low), abs(high)), digits):
-        digits += 1
+        digits += 1  # to show that it does
     text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
     return f"**{text}**" if excludes_zero and row.get("bold", True) else text
 
@@ -221,11 +204,9 @@ def _run(folder: Path) -> dict[str, Any]:
     """Returns the template's facts about a run: command, sessions and files."""
     config = read_config(folder) if (folder / "config.json").exists() else {}
     origins = config.get("provenance", [])
-    return {
-        "command": origins[-1]["command"] if origins else "",
-        "origins": [origin_line(origin) for origin in origins],
-        "files": sorted(path.name for path in folder.glob("*.csv")),
-    }
+    command, lines = origins[-1]["command"] if origins else "", map(origin_line, origins)
+    files = sorted(path.name for path in folder.glob("*.csv"))
+    return {"command": command, "origins": [*lines], "files": files}
 
 
 def _chart(explorer: Explorer) -> dict[str, Any]:
@@ -240,11 +221,8 @@ def _chart(explorer: Explorer) -> dict[str, Any]:
     known = table[hue][table.paper.notna()].unique().tolist() if "paper" in numbers else []
     shown = known if len(values[hue]) > MOST_LINES and len(known) > 1 else values[hue]
     looks = {name: figures.look(name, values[hue]) for name in values[hue]}
-    return {
-        "menus": list(explorer.menus),
-        "x": explorer.x,
-        "hue": hue,
-        "label": "Score",
+    axes = {"menus": list(explorer.menus), "x": explorer.x, "hue": hue, "label": "Score"}
+    return axes | {
         "numbers": numbers,
         "options": {name: list(map(_one_line, values[name])) for name in keys},
         "titles": {
@@ -283,12 +261,10 @@ def _environment() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
         autoescape=lambda name: bool(name and name.endswith(".html.j2")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters["bold"] = _bold
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return environment

@@ -2,9 +2,6 @@
 
 Every experiment stores `results.csv` in this schema. This module computes what pages and figures
 show: means over seeds, paired differences, intervals and verdicts.
-
-    scores = tidy.scores(tidy.read("experiments/results/data/robustness.csv", run="sst2"))
-    tidy.summarize(tidy.difference(scores, model="tinybert"))
 """
 
 from __future__ import annotations
@@ -39,19 +36,13 @@ Verdict = Literal["holds", "smaller", "no difference", "reversed", "too weak to 
 
 
 def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
-    """Reads results: columns `CELL`, `seed`, `metric`, `score` and any others.
+    """Reads results, one row per measurement; without noise, corruption is "none" and level 0.
 
-    Args:
-        source: The folder `runs/NAME/ID`, or a file of published results.
-        run: The published run to take, a value of the column `run`; None for all rows.
-
-    Returns:
-        One row per measurement. Rows without noise have corruption "none" and level 0.
+    `source` is the folder `runs/NAME/ID`, or a file of published results, of which `run` is taken.
 
     Raises:
         FileNotFoundError: The folder has no `results.csv`.
-        ValueError: It differs from its checksum, lacks a column or the run, or a score is not a
-            number.
+        ValueError: It differs from its checksum, or lacks a column, the run, or a score.
     """
     path = Path(source) if Path(source).suffix == ".csv" else Path(source) / "results.csv"
     checksum = path.with_name(CHECKSUM)
@@ -68,8 +59,7 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
     frame = pd.read_csv(io.BytesIO(content), dtype=text, keep_default_na=False, na_values=[""])
     if run is not None and (frame := frame[frame["run"] == run].reset_index(drop=True)).empty:
         raise ValueError(f"{path} has no run {run}")
-    missing = {"task", "model", "corruption", "level", "metric", "score"}
-    if missing := missing - set(frame):
+    if missing := {"task", "model", "corruption", "level", "metric", "score"} - set(frame):
         raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
     if frame.score.isna().any():
         line = int(np.flatnonzero(frame.score.isna())[0]) + 2
@@ -84,16 +74,7 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
-    """Returns one row per cell and seed: the mean over noise draws.
-
-    Args:
-        frame: From `read`, or several of them concatenated.
-        metric: The metric to take; "score" is the papers' 0 to 100 scale.
-
-    Returns:
-        `CELL`, `seed`, `score`, and, where the frame has them, `run` and the means of `snr_db` and
-        `num_examples`.
-    """
+    """Returns a metric, mean over noise draws; "score" is on the papers' scale from 0 to 100."""
     kept = frame[frame.metric == metric]
     keys = [name for name in ("run", *CELL, "seed") if name in kept]
     means = [name for name in ("score", "snr_db", "num_examples") if name in kept]
@@ -109,15 +90,9 @@ def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
 
 def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
-    """Returns the unweighted mean over columns, for each seed.
+    """Returns the unweighted mean over columns such as "level", for each seed.
 
-    Args:
-        scores: From `scores`.
-        *over: Columns to average over, for instance "task" or "level".
-
-    Returns:
-        The frame without these columns. Seeds of a model that lack some of the values that other
-        models have are dropped, so that all means cover the same values.
+    Seeds that lack values that other models have are dropped: all means cover the same values.
     """
     values = ("score", "snr_db", "num_examples")
     keys = [name for name in scores if name not in (*values, *over)]
@@ -131,19 +106,11 @@ def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
 
 
 def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
-    """Returns differences from a baseline, paired by seed.
+    """Returns other rows minus their partners in a baseline such as `model="tinybert"`, by seed.
 
-    Args:
-        scores: From `scores` or `average`.
-        **baseline: Values that pick the baseline's rows, for instance `model="tinybert"`. Name
-            another column to compare across it: `model="tinybert", site="token"` subtracts the
-            score at one site from the scores at every site.
-
-    Returns:
-        The rows that are not the baseline's and have a partner in it, `score` minus the partner's.
+    With `model="tinybert", site="token"`, the score at one site is subtracted at every site.
     """
-    unknown = set(baseline) - set(scores)
-    if unknown:
+    if unknown := set(baseline) - set(scores):
         raise ValueError(f"no column {', '.join(sorted(unknown))}; choose among {list(scores)}")
     is_baseline = np.logical_and.reduce([scores[name] == baseline[name] for name in baseline])
     keys = [n for n in ("run", *CELL, "seed") if n in scores and n not in baseline]
@@ -151,13 +118,7 @@ def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
 
 
 def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd.DataFrame:
-    """Returns `ours` with the score of the matching row of `theirs` subtracted; others are dropped.
-
-    Args:
-        ours: From `scores` or `average`.
-        theirs: The same; at most one row for each combination of keys.
-        on: Columns to pair by, `seed` among them.
-    """
+    """Returns `ours` minus the scores of `theirs` that match `on`; rows without are dropped."""
     partner = theirs.set_index(list(on)).score.rename("partner")
     joined = ours.join(partner, on=list(on), how="inner", validate="many_to_one")
     joined["score"] -= joined.partner
@@ -165,16 +126,11 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd
 
 
 def summarize(scores: pd.DataFrame) -> pd.DataFrame:
-    """Returns the mean over seeds, its standard deviation and Student's 95 % interval.
+    """Returns the mean over seeds, its standard deviation (n - 1) and Student's 95 % interval.
 
-    Args:
-        scores: From `scores`, `average` or `difference`.
-
-    Returns:
-        One row per cell: `mean`, `std` (n - 1), `low`, `high`, `num_seeds` and `snr_db`. The
-        interval is of the mean over training seeds, with the test rows fixed. It is nan for
-        fewer than `MIN_SEEDS` seeds, and where all seeds agree exactly, which on few test rows is
-        no evidence of zero variance.
+    The interval is of the mean over training seeds, with the test rows fixed. It is nan for fewer
+    than `MIN_SEEDS` seeds, and where all seeds agree exactly, which on few test rows is no evidence
+    of zero variance.
     """
     keys = [name for name in scores if name not in ("seed", "score", "snr_db", "num_examples")]
     extra = {"snr_db": ("snr_db", "mean")} if "snr_db" in scores else {}
@@ -200,10 +156,7 @@ def widened(summary: pd.DataFrame, errors: Any) -> pd.DataFrame:
 
 
 def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Widens intervals over seeds, from `summarize`, by those over rows in results.csv.
-
-    With too few seeds, the result is the interval over rows alone.
-    """
+    """Widens intervals over seeds, if any, from `summarize`, by those over rows in results.csv."""
     rows = frame[frame.metric == metric].groupby(CELL, sort=False)[["low", "high"]].first()
     table = table.join(rows.add_suffix("_rows"), on=CELL)
     # Seeds that agree have no interval of their own.
@@ -212,18 +165,12 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
 
 
 def verdict(low: float, high: float, effect: float) -> Verdict:
-    """Compares the interval of a difference with the effect that a paper reports.
+    """Compares the interval of a difference with the effect, not 0, that a paper reports.
 
-    Args:
-        low: Lower end of our interval, nan if there is none.
-        high: Upper end.
-        effect: The paper's difference, in the same unit; not 0.
-
-    Returns:
-        "holds" if the interval is on the effect's side of zero and its middle reaches half of the
-        effect, "smaller" if it is on that side and its middle does not, "no difference" if it
-        contains zero and excludes half of the effect, "reversed" on the other side of zero,
-        "too weak to tell" if it contains both, "n/a" without an interval or an effect.
+    It is "holds" if the interval is on the effect's side of zero and its middle reaches half of the
+    effect, "smaller" if it is on that side and its middle does not, "no difference" if it contains
+    zero and excludes half of the effect, "reversed" on the other side of zero, "too weak to tell"
+    if it contains both, "n/a" without an interval or an effect.
     """
     if np.isnan([low, high, effect]).any():
         return "n/a"
@@ -237,22 +184,13 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
 
 
 def rejected(table: pd.DataFrame) -> pd.Series:
-    """Whether each mean differs from zero after Holm's correction for all rows.
-
-    Args:
-        table: From `summarize`, of differences; rows without an interval do not count.
-    """
-    tested = table[["low", "high"]].notna().all(axis=1).to_numpy()
-    rows = table[tested]
-    degrees = rows.num_seeds - 1
-    half = (rows.high - rows.low) / 2
+    """Whether each mean of `summarize` differs from 0, with Holm's correction for all intervals."""
+    rows = table[table.low.notna() & table.high.notna()]
+    degrees, half = rows.num_seeds - 1, (rows.high - rows.low) / 2
     t = rows["mean"].abs() / half * stdtrit(degrees, (1 + CONFIDENCE) / 2)
-    p = (2 * stdtr(degrees, -t)).to_numpy()
-    order = np.argsort(p)
-    below = p[order] * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
-    result = np.zeros(len(table), bool)
-    result[np.flatnonzero(tested)[order]] = np.logical_and.accumulate(below)
-    return pd.Series(result, index=table.index)
+    p = pd.Series(2 * stdtr(degrees, -t), rows.index).sort_values(kind="stable")
+    below = (p * np.arange(len(p), 0, -1) < 1 - CONFIDENCE).cummin()
+    return below.reindex(table.index, fill_value=False)
 
 
 def clear(differences: pd.DataFrame) -> int:

@@ -244,6 +244,9 @@ def recalled(model):
 NN = {
     "SoftmaxAttention": lambda _: of_layer(nn.SoftmaxAttention),
     "HopfieldAttention": lambda _: of_layer(nn.HopfieldAttention),
+    "robertha retrieve": lambda _: of_model(
+        nn.robertha(10, 2, **SIZES), drawn(jax.random.key(1), 2, 5, 8), MASK, method="retrieve"
+    ),
     "HopfieldAttention of texts": lambda _: of_layer(partial(nn.HopfieldAttention, scope="text")),
     "recall": lambda _: lambda key: nn.recall(drawn(key, 2, 5, 4), drawn(key, 50, 4)),
     "tinybert": lambda _: of_model(nn.tinybert(10, 2, **SIZES), IDS, MASK),

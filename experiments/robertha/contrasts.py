@@ -24,7 +24,7 @@ class Contrast(NamedTuple):
     site_before: str = ""
 
 
-INNER = "embedding", "embedding"
+INNER, ONE_UPDATE = ("embedding", "embedding"), "robertha-no-iteration-no-esr"
 # The six from mean pooling to ESR lead from TinyBERT to Robertha; the others are separate. The
 # scale of the embeddings has the effect of moving the noise after the LayerNorm.
 CHANGES = (
@@ -32,13 +32,8 @@ CHANGES = (
     Contrast("mean pooling", "tinybert-mean", "tinybert", *INNER),
     Contrast("pre-LN", "tinybert-mean-prenorm", "tinybert-mean", *INNER),
     Contrast("dropout 0.3", "tinybert-mean-prenorm-dropout", "tinybert-mean-prenorm", *INNER),
-    Contrast(
-        "one Hopfield update, β 15",
-        "robertha-no-iteration-no-esr",
-        "tinybert-mean-prenorm-dropout",
-        *INNER,
-    ),
-    Contrast("iteration", "robertha-no-esr", "robertha-no-iteration-no-esr", *INNER),
+    Contrast("one Hopfield update, β 15", ONE_UPDATE, "tinybert-mean-prenorm-dropout", *INNER),
+    Contrast("iteration", "robertha-no-esr", ONE_UPDATE, *INNER),
     Contrast("ESR", "robertha", "robertha-no-esr", *INNER),
     Contrast("all six together: Robertha", "robertha", "tinybert", *INNER),
     Contrast("embeddings rescaled by 50", "tinybert-unit-scale", "tinybert", "token", "token"),
@@ -52,10 +47,7 @@ def by_size(sizes: Iterable[str]) -> tuple[Contrast, ...]:
 
 
 def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataFrame:
-    """Returns the gain of each change that was measured, paired by seed, from `tidy.scores`.
-
-    Columns: `change`, with the denoiser if there is one; task, site, protocol, level, seed, score.
-    """
+    """Returns the gain of each `change` that was measured, paired by seed, from `tidy.scores`."""
     import pandas as pd
 
     from experiments import tidy
@@ -88,11 +80,10 @@ def page(folder: Path, contrasts: Sequence[Contrast]) -> Page:
     means["change"] = means.change.where(means.site != "token", means.change + ", tokens")
     means = tidy.ordered(means, "panel", ["clean", *gaussian.PROTOCOLS.values()])
     pictures, tables, titles = {}, [], gaussian.titles(means.task.unique())
+    axes = {"label": "change", "col": "panel", "xlabel": "points gained"}
     for task, rows in means.groupby("task", sort=False):
         noisy, title = rows[rows.panel != "clean"], f"{titles[str(task)]}: points gained"
-        pictures[f"contrasts_{task}"] = report.forest(
-            f"{title} by each change", noisy, label="change", col="panel", xlabel="points gained"
-        )
+        pictures[f"contrasts_{task}"] = report.forest(f"{title} by each change", noisy, **axes)
         tables.append(report.grid(rows, "change", "panel", f"{title}, mean over levels"))
     title = f"One change at a time: {', '.join(titles[task] for task in means.task.unique())}"
     return report.Page(title, pictures=pictures, tables=tables)

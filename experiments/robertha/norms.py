@@ -12,19 +12,17 @@ Expected: of the paper's groups, the one that covers more of a text flips more p
 token counts and SNR, low-norm tokens are no more vulnerable than others.
 
 Same σ, the paper's protocol: the groups are the lowest 1.1 % and the highest 28.7 % of the norms of
-the training texts' tokens (unused tokens have the lowest norms), the shares of BERT's norms below
-1.0 and above 1.5. Same SNR per token, the fair protocol: a quarter of each text's tokens, those
-with the lowest norms or the highest. Both draw as many random tokens as low-norm ones. Special
-tokens are never chosen.
+the training texts' tokens, the shares of BERT's norms below 1.0 and above 1.5. Same SNR per token,
+the fair one: a quarter of each text's tokens, those with the lowest norms or the highest. Both draw
+as many random tokens as low-norm ones. Special tokens are never chosen.
 
 Eq. 6, SNR = ‖e‖²/σ², omits the width, so σ is ambiguous. At BERT's mean norm of 1.40, noise of norm
-0.5, 1 and 2 is at +9, +3 and -3 dB; noise of standard deviation 0.5 in each of 768 entries is at
--20 dB. These are the levels, in units of the table's root mean square.
+0.5, 1 and 2 is at +9, +3 and -3 dB; σ = 0.5 in each of 768 entries is at -20 dB. These are the
+levels, in units of the table's root mean square.
 
-Verdicts (`tidy.verdict`) are at the strongest noise. Both protocols compare low minus high, in
-points, with Table 19. At the same σ, two more: the log ratio, if each seed has ten flips in both
-groups, and its difference between TinyBERT and the encoder. Intervals include seeds and rows. A
-predicted score is right within one point of its label.
+Verdicts (`tidy.verdict`) are at the strongest noise, of low minus high, in points (Table 19), and
+at the same σ of the log ratio, if each seed has ten flips in both groups, and its difference from
+the encoder to TinyBERT. Intervals include seeds and rows. A score is right within a point.
 """
 
 from __future__ import annotations
@@ -120,15 +118,14 @@ class Selective(conditions.Gaussian):
         (ids, words), norms = texts(cell, cell.data.test), table_norms(cell)
         each, share = norms[:, ids], SHARE
         if self.protocol == "sigma":
-            low, high = cuts(norms[:, used(cell)])[..., None, None, None]
+            cuts = np.quantile(norms[:, used(cell)], [LOW, 1 - HIGH], axis=1)
+            low, high = cuts[..., None, None, None]
             members = words & (each >= high if self.corruption == HIGHEST else each <= low)
             share = members.sum(-1) / np.maximum(words.sum(-1), 1)
         draws = np.random.default_rng(0).random(each.shape)
         scores = {LOWEST: -each, HIGHEST: each, RANDOM: draws}[self.corruption]
-        select = lambda *each: hopfield.select_tokens(each[0], share=each[1], mask=each[2])  # noqa: E731
-        selected = np.asarray(
-            jnp.vectorize(select, signature="(n),(),(n)->(n)")(scores, share, words)
-        )
+        one = lambda scores, share, mask: hopfield.select_tokens(scores, share=share, mask=mask)  # noqa: E731
+        selected = np.asarray(jnp.vectorize(one, signature="(n),(),(n)->(n)")(scores, share, words))
         if not selected.any():
             name, group = cell.data.spec.name, self.corruption
             raise ValueError(f"{name} must have tokens of {group}, got none in {len(ids)} rows")
@@ -157,11 +154,6 @@ def used(cell: Cell) -> np.ndarray:
     return np.unique(ids[words])
 
 
-def cuts(norms: Any) -> np.ndarray:
-    """Returns the norms that bound the groups, `(2, ...)`, of the last axis."""
-    return np.quantile(norms, [LOW, 1 - HIGH], axis=-1)
-
-
 def table_norms(cell: Cell) -> np.ndarray:
     """Returns the norms of the trained token embeddings, `(seeds, vocabulary)`."""
     norms = np.linalg.norm(np.asarray(cell.params["tokens"]["embedding"], np.float64), axis=-1)
@@ -176,10 +168,9 @@ def right(predicted: CellPredictions) -> np.ndarray:
 
 
 def rates(clean: np.ndarray, wrong: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns flips in percent by group, their differences, and the logarithm of their ratio.
+    """Returns each seed's flips in percent by group, their differences, and their log ratio.
 
-    `clean` is `(seeds, rows)`, True where right without noise, and `wrong` `(groups, seeds, rows)`,
-    True where wrong with noise on a group; results are `(seeds,)`.
+    Of right predictions (seeds, rows) without noise, and wrong ones (groups, seeds, rows) with it.
     """
     shares = low, high, random = 100 * (wrong & clean).sum(2) / np.maximum(clean.sum(1), 1)
     gaps = {GAP: low - high, "low - random": low - random}
@@ -216,7 +207,8 @@ def norms_of(cell: Cell) -> pd.DataFrame:
     known, parts = every.iloc[used(cell)], []
     of = {"count": ("norm", "size"), "mean": ("norm", "mean"), "std": ("norm", "std")}
     of["tokens"] = "share", "sum"  # in percent of the reported texts'
-    for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts(known.norm))):
+    cuts = np.quantile(known.norm, [LOW, 1 - HIGH])
+    for kind, own, bounds in (("paper", every, (1.0, 1.5)), ("used", known, cuts)):
         name = pd.cut(own.norm, [-np.inf, *bounds, np.inf], labels=[LOWEST, "middle", HIGHEST])
         name = name.rename("name")
         parts.append(own.groupby(name, observed=False).agg(**of).assign(kind=kind).reset_index())

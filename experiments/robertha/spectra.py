@@ -119,10 +119,7 @@ def by_layer(scores: Iterable[Any], metrics: Iterable[str], values: np.ndarray) 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the paper's claims beside ours with intervals and verdicts, see the module."""
     table = pd.DataFrame(correlations(frame), columns=["task", *tidy.CLAIMS[1:-1]])
-    table = judged(table, *differences(frame))
-    names, holds = table.subject + table.claim, table.verdict == "holds"
-    vacuous = holds & (names + OTHERS).isin(names[holds])
-    return table.assign(verdict=table.verdict.mask(vacuous, "vacuous"))
+    return judged(table, *differences(frame), control=lambda claim: claim + OTHERS)
 
 
 def differences(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -175,10 +172,8 @@ def noise_tables(frame: pd.DataFrame) -> Iterator[tuple[Any, Any, np.ndarray, np
 
 
 def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
-    """Returns Pearson's r, Spearman's ρ or Kendall's τ-b of rows, nan where one does not vary.
-
-    They are one coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
-    """
+    """Returns Pearson's r, Spearman's ρ or Kendall's τ-b of rows, nan where one does not vary."""
+    # One coefficient (Daniels 1944), of differences of values, of ranks, or of their signs.
     tables = [x, y] if name == "pearson" else [rankdata(each, axis=1) for each in (x, y)]
     tables = [each[:, :, None] - each[:, None] for each in tables]
     one, other = map(np.sign, tables) if name == "kendall" else tables
@@ -188,10 +183,7 @@ def correlation(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray:
 
 
 def over_levels(ranks: np.ndarray, drops: np.ndarray, name: str, *, others: bool) -> Any:
-    """Returns a correlation over levels, mean over models, with its interval over seeds.
-
-    With `others`, the drop is that of another model.
-    """
+    """Returns a correlation over levels, mean over models, with its interval over seeds."""
     pairs = product(range(ranks.shape[1]), repeat=2)
     kept = [(one, other) for one, other in pairs if (one != other) == others]
     values = [correlation(ranks[:, a].T, drops[:, b].T, name) for a, b in kept]
@@ -210,10 +202,11 @@ def over_models(ranks: np.ndarray, drops: np.ndarray, name: str) -> tuple[float,
     return mean(np.arange(count)), *tidy.bootstrap(count, mean)
 
 
-def judged(*tables: pd.DataFrame) -> pd.DataFrame:
+def judged(*tables: pd.DataFrame, control: Callable[[str], str] = lambda _: "") -> pd.DataFrame:
     """Returns `tidy.CLAIMS` of tables with task, paper, mean, ends, and perhaps a condition.
 
     Where a verdict is missing, it is that of `tidy.verdict`; claims without either are dropped.
+    What holds is vacuous if the claim `control(claim)` about the same subject holds, too.
     """
     table = pd.concat(tables, ignore_index=True)
     table = table.reindex(columns=[*dict.fromkeys([*table, "model", "level", "verdict"])])
@@ -223,17 +216,19 @@ def judged(*tables: pd.DataFrame) -> pd.DataFrame:
     ends = table[["low", "high", "paper"]].astype(float).itertuples(index=False, name=None)
     verdicts = pd.Series([tidy.verdict(*each) for each in ends], dtype=object)
     table["subject"] = table.task.map(named) + (", " + table.model.map(named)).fillna("")
-    table["verdict"] = table.verdict.astype(object).fillna(verdicts)
-    return table.assign(claim=table.claim + noise)[[*tidy.CLAIMS]]
+    holds = (verdict := table.verdict.astype(object).fillna(verdicts)) == "holds"
+    names, controls = table.subject + table.claim, [control(each) for each in table.claim]
+    vacuous = holds & (table.subject + pd.Series(controls, dtype=str)).isin(names[holds])
+    paper = table.paper.where(table.paper.abs() > 1e-8)  # less is a side only
+    table = table.assign(claim=table.claim + pd.Series(noise, dtype=str), paper=paper)
+    return table.assign(verdict=verdict.mask(vacuous, "vacuous"))[[*tidy.CLAIMS]]
 
 
-def page(
-    title: str, table: pd.DataFrame, claims: pd.DataFrame, x: str = "noise", xlabel: str = "noise"
-) -> report.Page:
+def page(title: str, table: pd.DataFrame, claims: pd.DataFrame, x: str = "noise") -> report.Page:
     """Returns a page of claims and of lines: a row of panels a `metric`, a column a `panel`."""
     titles = gaussian.titles(table.task, table.model)
     table = table.drop(columns="paper", errors="ignore")
-    panels: Any = {"row": "metric", "col": "panel", "x": x, "xlabel": xlabel, "titles": titles}
+    panels: Any = {"row": "metric", "col": "panel", "x": x, "xlabel": x, "titles": titles}
     panels |= {"ylabel": "", "least_range": 1e-3}
     pictures = {
         f"measured_{task}": report.facets(f"{titles[str(task)]}: {title}", rows, **panels)

@@ -235,6 +235,35 @@ class HopfieldAttention(Layer):
         values = values if self.out is None else self.out(values)
         return AttentionOutput(values, keys, heads.num_steps, heads.converged)
 
+    def retrieve(
+        self, x: Tokens, mask: AnyMask | None = None, *, steps: int | None = None
+    ) -> tuple[Heads, Heads]:
+        """Returns each head's queries, and their states after up to `steps` updates (Eq. 7).
+
+        Args:
+            x: Token vectors.
+            mask: As in `attend`.
+            steps: Maximum number of updates, at least 1; None for `max_steps`, and 1 if that is 0.
+
+        Raises:
+            ValueError: The number of steps is below 1.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from flax import nnx
+            >>> from hopfax.nn import HopfieldAttention
+            >>> layer = HopfieldAttention(8, rngs=nnx.Rngs(0))
+            >>> [each.shape for each in layer.retrieve(jnp.ones((2, 5, 8)))]  # of two heads
+            [(2, 2, 5, 4), (2, 2, 5, 4)]
+        """
+        steps = max(1, self.max_steps) if steps is None else steps
+        check_count(1, steps=steps)
+        x, *masks = self._inputs(x, mask)
+        query, key = self._queries(x), _split(self.key(_zero_unseen(x, masks[-1])), self.num_heads)
+        # The read-out of the keys themselves is the last update.
+        options = {"readout_beta": self.beta, "max_steps": steps - 1}
+        return query, self.attend_heads(query, key, key, *masks, **options).values
+
     def _inputs(self, x: Tokens, mask: AnyMask | None) -> tuple[Tokens, Mask, Seen]:
         return _inputs(x, mask, causal=self.causal, store_padding=not self.mask_keys)
 
@@ -242,26 +271,14 @@ class HopfieldAttention(Layer):
         return _split(x if self.query is None else self.query(x), self.num_heads)
 
     def attend_heads(
-        self, query: Heads, key: Heads, value: Heads, real: Mask, seen: Seen
+        self, query: Heads, key: Heads, value: Heads, real: Mask, seen: Seen, **changes: Any
     ) -> hopfield.Attention:
         """Computes attention of projected queries over `seen` keys; padding takes one step."""
-        return _attend_heads(
-            query,
-            key,
-            value,
-            seen,
-            real,
-            beta=self.beta,
-            readout_beta=self.readout_beta,
-            tol=self.tol,
-            max_steps=self.max_steps,
-            min_steps=self.min_steps,
-            gradient=self.gradient,
-            stop=self.stop,
-            adjoint_max_steps=max(1, self.max_steps),
-            scope=self.scope,
-            size=group_size(len(key), elements=key.shape[1] * key.shape[2] ** 2),
-        )
+        names = "beta", "readout_beta", "tol", "max_steps", "min_steps", "gradient", "stop", "scope"
+        options = {name: getattr(self, name) for name in names} | changes
+        options["adjoint_max_steps"] = max(1, self.max_steps)
+        size = group_size(len(key), elements=key.shape[1] * key.shape[2] ** 2)
+        return _attend_heads(query, key, value, seen, real, size=size, **options)
 
 
 # Outside jit, it is compiled once per shape.

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count, check_mask, check_range, is_traced
-from hopfax.nn.attention import Key, Mask, Tokens, dropout
+from hopfax.nn.attention import Heads, HopfieldAttention, Key, Mask, Tokens, dropout
 from hopfax.nn.block import ACTIVATIONS, Attention, Block, embedding
 from hopfax.nn.functional import Layer, scan_modules
 from hopfax.nn.precision import layer_norm, linear
@@ -317,17 +317,30 @@ class Encoder(Layer):
     ) -> Float[Array, "layers batch heads queries tokens"]:
         """Returns every layer's attention weights, at the attractors in Hopfield attention."""
         maps = []
-        for block, x, _ in self._walk(embeddings, mask, types):
-            entry = block.attention_norm(x) if block.norm_first else x
+        for block, entry, _ in self._walk(embeddings, mask, types):
             maps.append(block.attention.weights(entry, mask))
         return jnp.stack(maps)
 
+    def retrieve(
+        self, embeddings: Tokens, mask: Mask, types: TokenTypes = None, *, steps: int | None = None
+    ) -> tuple[Heads, Heads]:
+        """Returns the first layer's queries and states, see `HopfieldAttention.retrieve`.
+
+        Raises:
+            ValueError: As there, or the attention is softmax.
+        """
+        block, entry, _ = next(self._walk(embeddings, mask, types))
+        if not isinstance(block.attention, HopfieldAttention):
+            raise ValueError("retrieve requires Hopfield attention, got softmax attention")
+        return block.attention.retrieve(entry, mask, steps=steps)
+
     def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
-        """Yields every layer with its input and output."""
+        """Yields every layer with its attention's input and its output."""
         values = self._start(embeddings, mask, types)
         for block in self.blocks:
-            x, values = values, block(values, mask).values
-            yield block, x, values
+            entry = block.attention_norm(values) if block.norm_first else values
+            values = block(values, mask).values
+            yield block, entry, values
 
     def _start(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Tokens:
         """Returns the blocks' input, in their dtype."""

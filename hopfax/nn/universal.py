@@ -124,7 +124,7 @@ class UniversalEncoder(Encoder):
         for number in range(self.num_steps):
             x = self._add_step(values, number)
             values = block(x, mask).values
-            yield block, x, values
+            yield block, block.attention_norm(x) if block.norm_first else x, values
 
     def _add_step(self, x: Tokens, number: int | Array) -> Tokens:
         """Adds the vector of a step."""

@@ -33,6 +33,10 @@ def forget():
     return nn.with_memory(tinybert()).apply(params, jnp.ones((1, 3), int))
 
 
+def retrieve(model, **options):
+    return model.apply(model.init(jax.random.key(0)), X, MASK, method="retrieve", **options)
+
+
 softmax = partial(attention, nn.SoftmaxAttention)
 universal = partial(nn.universal_bert, 10, 3)
 recall = partial(nn.recall, tokens=jnp.eye(4), table=jnp.eye(4))
@@ -49,6 +53,8 @@ precision = partial(nn.with_precision, tinybert())
         (attention, {"tol": -1.0}, "tol must be >= 0, got -1.0"),
         (attention, {"scope": "token"}, r'"query", "text" or "batch", got \'token\''),
         (attention, {"min_steps": 0}, "min_steps must be >= 1, got 0"),
+        (retrieve, {"model": tinybert()}, "requires Hopfield attention, got softmax attention"),
+        (retrieve, {"model": nn.robertha(10, 3, **SIZES), "steps": 0}, "steps must be >= 1, got 0"),
         (encoder, {"embedding_scale": 0}, "embedding_scale must be > 0 and finite, got 0"),
         (encoder, {"num_layers": 0}, "num_layers must be >= 1, got 0"),
         (encoder, {"pooling": "max"}, '"mean" or "cls", got \'max\''),
