@@ -20,13 +20,13 @@ from hopfax.nn.block import ACTIVATIONS
 from hopfax.nn.families import Settings, check_positive
 from hopfax.nn.functional import Params
 
-# (parameters, embeddings, mask) -> (output, hidden states, attention weights), without a batch.
-Output = tuple[
-    Float[Array, "tokens outputs"],
-    Float[Array, "states tokens width"],
-    Float[Array, "layers heads queries tokens"],
+# Attention weights, and what the heads pass on, side by side.
+Attention = tuple[
+    Float[Array, "*layers heads queries tokens"], Float[Array, "*layers tokens mixed"]
 ]
-Attention = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
+# (parameters, embeddings, mask) -> (output, hidden states, attention), without a batch.
+Output = tuple[Float[Array, "tokens outputs"], Float[Array, "states tokens width"], Attention]
+Block = tuple[Float[Array, "tokens width"], Attention]
 Forward = Callable[[Params, Array, Array], Output]
 
 
@@ -43,17 +43,17 @@ def gpt2(config: Settings) -> Forward:
         positions = jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
         x = embeddings + params["positions"]["embedding"][positions]
 
-        def block(x: Array, p: Params, _: None) -> Attention:
+        def block(x: Array, p: Params, _: None) -> Block:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
             mixed, weights = _attend(query, keys, values, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
-            return x + _linear(p["ff_out"], hidden), weights
+            return x + _linear(p["ff_out"], hidden), (weights, mixed)
 
         final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, x, params["layers"], final=final)
-        return states[-1] @ params["tokens"]["embedding"].T, states, weights
+        states, attention = _run_layers(block, x, params["layers"], final=final)
+        return states[-1] @ params["tokens"]["embedding"].T, states, attention
 
     return forward
 
@@ -72,7 +72,7 @@ def gemma2(config: Settings) -> Forward:
         distances = _distances(mask)
         causal = mask & (distances >= 0)
 
-        def block(x: Array, p: Params, window: Array) -> Attention:
+        def block(x: Array, p: Params, window: Array) -> Block:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             allowed = causal & (distances < window)
@@ -81,12 +81,12 @@ def gemma2(config: Settings) -> Forward:
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights
+            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), (weights, mixed)
 
         final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, embeddings, params["layers"], windows, final=final)
+        states, attention = _run_layers(block, embeddings, params["layers"], windows, final=final)
         logits = states[-1] @ params["tokens"]["embedding"].T
-        return _soft_cap(logits, final_cap), states, weights
+        return _soft_cap(logits, final_cap), states, attention
 
     return forward
 
@@ -121,21 +121,21 @@ def _windows(config: Settings) -> Int[Array, " layers"]:
 
 
 def _run_layers(
-    block: Callable[[Array, Params, Any], Attention],
+    block: Callable[[Array, Params, Any], Block],
     x: Float[Array, "tokens width"],
     layers: Params,
     settings: Array | None = None,
     *,
     final: Callable[[Array], Array] = lambda x: x,
-) -> tuple[Float[Array, "states tokens width"], Float[Array, "layers heads queries tokens"]]:
-    """Returns hidden states, the last one after `final`, and attention weights of all layers."""
+) -> tuple[Float[Array, "states tokens width"], Attention]:
+    """Returns hidden states, the last one after `final`, and the attention of all layers."""
 
-    def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Array]]:
-        output, weights = block(x, *layer)
-        return output, (x, weights)
+    def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Attention]]:
+        output, attention = block(x, *layer)
+        return output, (x, attention)
 
-    last, (inputs, weights) = jax.lax.scan(step, x, (layers, settings))
-    return jnp.concatenate([inputs, final(last)[None]]), weights
+    last, (inputs, attention) = jax.lax.scan(step, x, (layers, settings))
+    return jnp.concatenate([inputs, final(last)[None]]), attention
 
 
 def _attend(
@@ -146,7 +146,7 @@ def _attend(
     *,
     scale: float,
     cap: float | None = None,
-) -> Attention:
+) -> tuple[Float[Array, "tokens mixed"], Float[Array, "heads queries tokens"]]:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
     def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:

@@ -203,7 +203,7 @@ def _run_causal(
     _, config = find_family(raw)
     forward = _CAUSAL[raw["model_type"]](config)
     run = jax.vmap(forward, in_axes=(None, 0, 0), out_axes=(0, 1, 1))
-    output, hidden_states, weights = run(params, x, mask)
+    output, hidden_states, (weights, _) = run(params, x, mask)
     return weights if maps else PretrainedOutput(output, hidden_states)
 
 
