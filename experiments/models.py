@@ -378,7 +378,7 @@ def load(folder: str) -> Pretrained:
 
 def is_causal(model: Pretrained) -> bool:
     """Returns whether tokens see only those before them."""
-    return model.config["model_type"] in ("gpt2", "gemma2")
+    return model.encoder is None
 
 
 def load_encoder(folder: str) -> Pretrained:

@@ -24,7 +24,7 @@ COMMANDS = {
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
 _HELP = {
-    "folder": "folder of a Classifier, BERT, RoBERTa, GPT-2 or Gemma-2, or its Hugging Face name",
+    "folder": "folder or Hugging Face name of a BERT, RoBERTa, GPT-2, Gemma-2, Llama or Classifier",
     "text": "sentence to measure",
     "--dev": "texts and labels: .csv, .tsv or .jsonl",
     "--text": "column of the texts (default: %(default)s)",

@@ -53,7 +53,7 @@ class Page(NamedTuple):
 
 
 class TextEncoder:
-    """A saved `Classifier`, BERT, RoBERTa, GPT-2 or Gemma-2 as a function of texts.
+    """A saved `Classifier`, BERT, RoBERTa, GPT-2, Gemma-2 or Llama as a function of texts.
 
     The output is the probabilities of `labels`, the score of a regression model, which has one
     label, or, without labels, the text's embedding as `Pooling` defines it, scaled to norm 1.
@@ -72,7 +72,7 @@ class TextEncoder:
         else:
             loaded, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
             self.labels = loaded.labels
-            if loaded.config["model_type"] in ("gpt2", "gemma2"):
+            if loaded.encoder is None:  # a causal model
                 self.causal, self.apply = True, partial(_call_causal, loaded)
                 self.params, self.max_length = loaded.params, loaded.max_length
                 self.vocab_size = len(loaded.table)

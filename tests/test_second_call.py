@@ -218,7 +218,7 @@ NN = {
     "load_released": released,
     **{
         f"load_pretrained {family}": partial(of_pretrained, family)
-        for family in ("bert", "roberta", "gpt2", "gemma2")
+        for family in ("bert", "roberta", "gpt2", "gemma2", "llama")
     },
 }
 

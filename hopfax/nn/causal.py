@@ -1,11 +1,11 @@
-"""GPT-2 and Gemma-2 as pure functions of their parameters, for one sequence.
+"""GPT-2, Gemma-2 and Llama as pure functions of their parameters, for one sequence.
 
 Parameters are nested dicts; those of all layers are stacked along the first axis. Weights are
 (inputs, outputs).
 
 References:
     Radford et al. (2019), Language Models are Unsupervised Multitask Learners; Gemma Team (2024),
-    Gemma 2.
+    Gemma 2; Touvron et al. (2023), LLaMA.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def gpt2(config: Settings) -> Forward:
 
 def gemma2(config: Settings) -> Forward:
     """Gemma-2: RMS norms around both parts, rotary positions, soft caps, alternating windows."""
-    norm = partial(_rms_norm, eps=config["rms_norm_eps"])
+    norm = partial(_rms_norm, eps=config["rms_norm_eps"], offset=1)
     activation = config.choose("hidden_act", ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
     rotate = partial(_rotate, theta=_rope_theta(config))
@@ -87,6 +87,35 @@ def gemma2(config: Settings) -> Forward:
         states, attention = _run_layers(block, embeddings, params["layers"], windows, final=final)
         logits = states[-1] @ params["tokens"]["embedding"].T
         return _soft_cap(logits, final_cap), states, attention
+
+    return forward
+
+
+def llama(config: Settings) -> Forward:
+    """Llama: RMS norms, rotary positions, a gated feed-forward; the output may have a matrix."""
+    norm = partial(_rms_norm, eps=config["rms_norm_eps"])
+    activation = config.choose("hidden_act", ACTIVATIONS)
+    heads = partial(_split, head_width=config.head_width)
+    rotate = partial(_rotate, theta=_rope_theta(config))
+    scale = config.head_width**-0.5
+
+    def forward(params: Params, embeddings: Array, mask: Array) -> Output:
+        allowed = mask & (_distances(mask) >= 0)
+
+        def block(x: Array, p: Params, _: None) -> Attention:
+            h = norm(p["attention_norm"], x)
+            query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
+            mixed, weights = _attend(rotate(query), rotate(keys), values, allowed, scale=scale)
+            x = x + _linear(p["attention_out"], mixed)
+            h = norm(p["ff_norm"], x)
+            hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
+            return x + _linear(p["ff_out"], hidden), weights
+
+        final = partial(norm, params["norm"])
+        states, weights = _run_layers(block, embeddings, params["layers"], final=final)
+        tied = "head" not in params
+        head = params["tokens"]["embedding"].T if tied else params["head"]["weight"]
+        return states[-1] @ head, states, weights
 
     return forward
 
@@ -187,8 +216,8 @@ def _layer_norm(p: Params, x: Array, *, eps: float) -> Array:
     return (_normalize(centered, eps=eps) * p["weight"] + p["bias"]).astype(x.dtype)
 
 
-def _rms_norm(p: Params, x: Array, *, eps: float) -> Array:
-    return (_normalize(_wide(x), eps=eps) * (1 + _wide(p["weight"]))).astype(x.dtype)
+def _rms_norm(p: Params, x: Array, *, eps: float, offset: int = 0) -> Array:
+    return (_normalize(_wide(x), eps=eps) * (offset + _wide(p["weight"]))).astype(x.dtype)
 
 
 def _normalize(x: Array, *, eps: float) -> Array:

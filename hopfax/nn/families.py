@@ -96,6 +96,11 @@ _GEMMA2 = {
     "layers.ff_out_norm": "layers.{}.post_feedforward_layernorm",
     "norm": "norm",
 }
+_LLAMA = {
+    **{path: name for path, name in _GEMMA2.items() if not path.endswith("_out_norm")},
+    "layers.ff_norm": "layers.{}.post_attention_layernorm",
+    "head": "lm_head",
+}
 # Inputs and outputs of a causal model's matrices; of norms, the width.
 _MATRICES = {
     "tokens": ("vocab", "width"),
@@ -108,6 +113,7 @@ _MATRICES = {
     "layers.ff_gate": ("width", "ff"),
     "layers.ff_in": ("width", "ff"),
     "layers.ff_out": ("ff", "width"),
+    "head": ("width", "vocab"),
 }
 
 
@@ -198,6 +204,19 @@ FAMILIES = {
         biases=False,
         scaled=True,
     ),
+    "llama": Family(
+        modules=_LLAMA,
+        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
+        prefix="model.",
+        defaults={
+            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
+            "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+        },
+        fixed={"attention_bias": False, "mlp_bias": False},
+        biases=False,
+    ),
 }  # fmt: skip
 
 
@@ -232,6 +251,10 @@ def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
         names = [family.settings.get(n, n) for n in ("hidden_size", "num_attention_heads")]
         sizes = f"got {width} and {heads}"
         raise ValueError(f"{names[0]} must be a multiple of {names[1]}, {sizes}")
+    groups = config.get("num_key_value_heads", heads)
+    if heads % groups:
+        sizes = f"got {heads} and {groups}"
+        raise ValueError(f"num_attention_heads must be a multiple of num_key_value_heads, {sizes}")
     for key in _POSITIVE:
         check_positive(family.settings.get(key, key), config.get(key, 1))
     return family, config
@@ -276,6 +299,8 @@ def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
     }
     leaves = {}
     for path, module in family.modules.items():
+        if path == "head" and config["tie_word_embeddings"]:
+            continue
         layers, stacked = range(config["num_hidden_layers"]), "{}" in module
         names = [module.format(layer) for layer in (layers if stacked else (0,))]
         shape = tuple(sizes[name] for name in _MATRICES.get(path, ("width",)))

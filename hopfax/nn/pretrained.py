@@ -1,4 +1,4 @@
-"""Loads BERT, RoBERTa, GPT-2 and Gemma-2 from folders in the Hugging Face layout.
+"""Loads BERT, RoBERTa, GPT-2, Gemma-2 and Llama from folders in the Hugging Face layout.
 
 BERT and RoBERTa become an `Encoder`, whose attention can be replaced and which can be fine-tuned.
 """
@@ -25,7 +25,7 @@ from hopfax.nn.functional import Compiled, Functional, Params, functional
 from hopfax.nn.precision import normal
 from hopfax.nn.tensor_files import read_params
 
-_CAUSAL = {"gpt2": causal.gpt2, "gemma2": causal.gemma2}
+_CAUSAL = {"gpt2": causal.gpt2, "gemma2": causal.gemma2, "llama": causal.llama}
 
 
 class PretrainedOutput(NamedTuple):
@@ -75,7 +75,7 @@ class Pretrained(NamedTuple):
 
 
 def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32) -> Pretrained:
-    """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2 or Gemma-2.
+    """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2, Gemma-2 or Llama.
 
     Positions start at the first real token, so padding on either side changes nothing. On GPUs, JAX
     may round the inputs of float32 products, see `jax.default_matmul_precision`.

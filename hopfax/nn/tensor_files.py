@@ -112,7 +112,7 @@ def read_params(
         for tensor in tensors.values()
         if tensor.dtype not in _FLOATS
     ]
-    # Missing tensors are named with the prefix of most others; a classifier's have none.
+    # Missing tensors are named with the prefix of most others; a head's have none.
     most = 2 * sum(tensor.name.startswith(prefix) for tensor in tensors.values()) > len(tensors)
     in_file = {name: full_name(name, prefix if most else "") for name in expected}
     in_file |= {name: tensor.name for name, tensor in tensors.items()}
@@ -130,8 +130,8 @@ def read_params(
 
 
 def full_name(name: str, prefix: str) -> str:
-    """Returns a tensor's name in the file of a model with a head; a classifier's has no prefix."""
-    return name if name.startswith("classifier.") else prefix + name
+    """Returns a tensor's name in the file of a model with a head, whose tensors have none."""
+    return name if name.startswith(("classifier.", "lm_head.")) else prefix + name
 
 
 def list_tensors(folder: Path) -> list[Tensor]:

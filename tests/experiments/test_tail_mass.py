@@ -36,6 +36,27 @@ def test_the_function_of_an_embedding_is_the_cosine_to_the_unchanged_text(tmp_pa
     np.testing.assert_allclose(values, expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "llama"])
+def test_the_function_of_a_causal_model_is_the_correlation_of_next_logits(family, tmp_path):
+    model = load_pretrained(checkpoints.save_random(tmp_path, family, scale=0.3))
+    ids, others, bits = jnp.array([5, 6, 7]), jnp.array([9, 8, 4]), jnp.array([[[1, 1, -1]]])
+
+    def logits(*ids):
+        return model.forward(model.embed(jnp.array([ids])), jnp.ones((1, 4), bool)).output[0, -1]
+
+    output = tail_mass.embedding(model)
+    ((value,),) = tail_mass.agreement(output, ((1,), ()), model.params, ids, others, bits)
+    expected = np.corrcoef(logits(1, 5, 6, 7), logits(1, 5, 6, 4))[0, 1]
+    assert value == pytest.approx(expected, abs=1e-5) and abs(expected) < 0.95
+
+
+def test_a_classifier_of_a_causal_model_is_refused(tmp_path):
+    folder = checkpoints.save_random(tmp_path, "llama")
+    config = tail_mass.Config(pretrained=str(folder), data_dir=".", run=".")
+    with pytest.raises(ValueError, match="must be a BERT or RoBERTa, got a llama"):
+        tail_mass.run(config)
+
+
 def test_the_function_of_a_classifier_is_the_probability_of_its_class():
     model = tinybert(12, 3, width=8, num_layers=1, ff_width=8, max_length=8)
     params = jax.tree.map(lambda leaf: 9 * leaf, model.init(jax.random.key(0)))
@@ -97,6 +118,8 @@ def test_bounds_are_shares_of_the_variance():
         for (metric, level), factor in parts.items()
     ]
     table = tail_mass.bounds(pd.concat(tables).assign(model="trained"))
+    claims = tail_mass.claims(table)  # of a function of degree 6
+    assert claims.rho.tolist() == list(tail_mass.RHOS) and set(claims.verdict) == {"reversed"}
     table = table.set_index(["quantity", "rho"])["mean"]
     variance, stability = weights[1:].sum(), weights[1:] @ 0.5 ** k[1:]
     bound = spectral_tail_bound(stability, variance, rho=0.5, degree=15)
@@ -105,5 +128,7 @@ def test_bounds_are_shares_of_the_variance():
         (tail_mass.LEMMA, 0.5): bound / variance,
         ("D", 1.0): weights @ k**2 / (weights @ k),
     }
+    lemma, markov = (expected[key] for key in ((tail_mass.LEMMA, 0.5), (tail_mass.MARKOV, 1.0)))
+    expected[tail_mass.MARGIN, 0.5] = lemma / markov - 1
     for key, value in expected.items():
         assert table[key] == pytest.approx(float(value), rel=1e-3), key

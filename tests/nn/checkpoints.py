@@ -17,7 +17,9 @@ GEMMA2 = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim"
 GEMMA2 |= {"query_pre_attn_scalar": 5, "sliding_window": 3, "rms_norm_eps": 1e-6}
 GEMMA2 |= {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 5.0}
 GEMMA2 |= {"final_logit_softcapping": 3.0, "rope_theta": 100.0}
-SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2}
+LLAMA = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+LLAMA |= {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 100.0}
+SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2, "llama": LLAMA}
 CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 
@@ -58,7 +60,8 @@ def shapes(family):
     else:
         named["model.embed_tokens.weight"] = (VOCAB, WIDTH)
         for layer in (f"model.layers.{i}" for i in range(LAYERS)):
-            for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+            for part in norms if family == "gemma2" else norms[:2]:
                 named[f"{layer}.{part}_layernorm.weight"] = (WIDTH,)
             for part, count in (("q", 24), ("k", 12), ("v", 12)):
                 named[f"{layer}.self_attn.{part}_proj.weight"] = (count, WIDTH)
@@ -67,6 +70,8 @@ def shapes(family):
                 named[f"{layer}.mlp.{part}_proj.weight"] = (FF, WIDTH)
             named[f"{layer}.mlp.down_proj.weight"] = (WIDTH, FF)
         named["model.norm.weight"] = (WIDTH,)
+        if family == "llama":
+            named["lm_head.weight"] = (VOCAB, WIDTH)
     return named
 
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from hopfax.nn import causal, load_pretrained, tensor_files
 
-FAMILIES = ("bert", "roberta", "gpt2", "gemma2")
+FAMILIES = ("bert", "roberta", "gpt2", "gemma2", "llama")
 
 
 def load(folder, family, tensors, **changes):
@@ -47,7 +47,7 @@ def texts(rng):
     return np.where(mask, ids, PAD), mask
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2", "llama"])
 def test_recorded_states_outputs_and_gradients(shared, name):
     path = shared / "golden" / f"hf_{name}_tiny"
     if not path.is_dir():
@@ -181,6 +181,10 @@ LEFT_OUT = {  # of transformers
         "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "sliding_window": 4096,
         "final_logit_softcapping": 30.0,
     },
+    "llama": {
+        "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 
 
@@ -209,6 +213,7 @@ IGNORED = {
     "roberta": ("embeddings.position_ids", "lm_head.dense.weight", "classifier.out_proj.bias"),
     "gpt2": ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"),
     "gemma2": ("lm_head.weight",),
+    "llama": ("layers.0.self_attn.rotary_emb.inv_freq",),
 }
 
 
@@ -319,6 +324,31 @@ def test_settings_of_gemma2(tmp_path, draw, texts):
         assert not np.allclose(other, plain)
 
 
+def test_settings_of_llama(tmp_path, draw, texts):
+    """Of the output matrix, and of older and newer versions."""
+    tensors, older = draw("llama"), CONFIGS["llama"]
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    rest = {name: value for name, value in older.items() if name not in ("rope_theta", "head_dim")}
+
+    def output(config):
+        model = load_pretrained(save(tmp_path, config, tensors))
+        return np.asarray(model.forward(model.embed(texts[0]), texts[1]).output)[0]
+
+    plain, tied = output(older), output(older | {"tie_word_embeddings": True})
+    for key in ("rope_parameters", "rope_scaling"):
+        np.testing.assert_array_equal(output(rest | {"head_dim": 6, key: rope}), plain)
+    with pytest.raises(ValueError, match=r"q_proj\.weight must have shape \(8, 8\), got \(24, 8\)"):
+        output(rest)  # heads of the width divided by their number
+    assert not np.allclose(output(older | {"rope_theta": 1e4}), plain)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    np.testing.assert_allclose(output(older), tied, atol=1e-5)
+    assert not np.allclose(tied, plain)
+    del tensors["lm_head.weight"]
+    np.testing.assert_array_equal(output(older | {"tie_word_embeddings": True}), tied)
+    with pytest.raises(ValueError, match=r"missing tensor lm_head\.weight"):
+        output(older)
+
+
 def test_all_wrong_tensors_are_named(tmp_path, draw):
     tensors = draw("bert")
     missing, misshapen, integer, twice = list(tensors)[-4:]
@@ -345,7 +375,11 @@ def test_all_wrong_tensors_are_named(tmp_path, draw):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bert", {"model_type": "t5"}, "model_type must be one of bert, .*gemma2, got 't5'"),
+        ("bert", {"model_type": "t5"}, "model_type must be one of bert, .*llama, got 't5'"),
+        ("llama", {"attention_bias": True}, "attention_bias must be False, got True"),
+        ("llama", {"mlp_bias": True}, "mlp_bias must be False, got True"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_type must be .*, got 'llama3'"),
+        ("llama", {"num_key_value_heads": 3}, ".*heads must be a multiple of .*, got 4 and 3"),
         ("bert", {"num_hidden_layers": 10**9}, "num_hidden_layers .* from 1 to 10000, got "),
         ("bert", {"hidden_size": "32"}, "hidden_size must be an integer >= 1, got '32'"),
         ("bert", {"hidden_act": "mish"}, "hidden_act must be one of gelu, .*, got 'mish'"),
