@@ -102,20 +102,20 @@ def llama(config: Settings) -> Forward:
     def forward(params: Params, embeddings: Array, mask: Array) -> Output:
         allowed = mask & (_distances(mask) >= 0)
 
-        def block(x: Array, p: Params, _: None) -> Attention:
+        def block(x: Array, p: Params, _: None) -> Block:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             mixed, weights = _attend(rotate(query), rotate(keys), values, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + _linear(p["ff_out"], hidden), weights
+            return x + _linear(p["ff_out"], hidden), (weights, mixed)
 
         final = partial(norm, params["norm"])
-        states, weights = _run_layers(block, embeddings, params["layers"], final=final)
+        states, attention = _run_layers(block, embeddings, params["layers"], final=final)
         tied = "head" not in params
         head = params["tokens"]["embedding"].T if tied else params["head"]["weight"]
-        return states[-1] @ head, states, weights
+        return states[-1] @ head, states, attention
 
     return forward
 
