@@ -57,7 +57,9 @@ def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
     )
 
 
-forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
+forest, facets, panels, heat = map(
+    _picture, (figures.forest, figures.facets, figures.panels, figures.heat)
+)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,9 @@ drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
 
 from __future__ import annotations
 
+import io
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,21 +35,32 @@ import pandas as pd
 
 from experiments import report, runner, tidy
 from experiments.models import is_causal, load, weights_digest
+from experiments.noise_stability.inner import (
+    BANDS,
+    band_influences,
+    inner_influences,
+    pooled,
+    sampler,
+)
+from experiments.rundir import identifier, write_whole
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Params, Pretrained
+from hopfax.nn.families import find_family
 from hopfax.stability import geometric_influence
 
 REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
 ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
 PROJECTIONS = 8  # random directions in which the output's derivative is taken
-LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 INFLUENTIAL = 0.1  # share of the influence from which the paper counts a token
+TENTH = f"positions with {INFLUENTIAL:.0%}"
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 FIRST, LAST = "first / middle", "last / middle"
-UNIFORM, TEXT = "uniform tokens", "real text"
+UNIFORM, TEXT, OWN = "uniform tokens", "real text", "own samples"
+BAND, CURVED = "band", "heads with a U-shape"  # metrics
+MOST_LAYERS, HEADS = 16, 4  # whose bands are stored
 
 
 class Budget(NamedTuple):
@@ -97,36 +111,62 @@ def run(config: Config) -> Path:
             f"{budget.num_tokens}"
         )
     start, end = special_tokens(config.pretrained)
-    special = len(start), len(end)
-    sizes = budget.num_texts, budget.num_tokens - sum(special)
-    kinds = texts(config.pretrained, *sizes, text_file=config.text_file)
+    special, causal = (len(start), len(end)), is_causal(model)
+    num_tokens, digest = budget.num_tokens - sum(special), weights_digest(config.pretrained)
+    kinds = texts(config.pretrained, budget.num_texts, num_tokens, text_file=config.text_file)
+    draw = sampler(model, num_tokens=num_tokens) if causal else None
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
     measured = jax.jit(partial(influences, model))
+    of_bands = jax.jit(partial(band_influences, model, special=special))
     inner = jax.jit(partial(inner_influences, model), static_argnames="layer")
-    layers = range(len(jax.tree.leaves(model.params["layers"])[0]))
-    shared = {"task": Path(config.pretrained).name}
+    layers = range(find_family(model.config)[1]["num_hidden_layers"])
+    shared, root = {"task": Path(config.pretrained).name}, Path(config.runs) / "cells"
+
+    def body(kind: str, place: int) -> np.ndarray:
+        if kind != OWN:
+            return kinds[kind][place]
+        key = jax.random.fold_in(jax.random.key(place), 1)
+        document = {"weights": digest, "sample": place, "num_tokens": num_tokens}
+        return stored(root, document, lambda: draw(model.params, key))
 
     def measure(kind: str, weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
-        values, within = [], []
+        values, within, bands = [], [], []
         count = budget.num_texts if weights == "trained" else budget.num_inner
-        for place, body in enumerate(kinds[kind][:count]):
-            ids, key = jnp.array([*start, *body, *end]), jax.random.key(place)
-            values.append(np.asarray(measured(params, ids, key), float))
+        for place in range(count):
+            ids, key = jnp.array([*start, *body(kind, place), *end]), jax.random.key(place)
+            known = {"weights": digest, "model": weights, "ids": ids.tolist(), "place": place}
+            values.append(stored(root, known, partial(measured, params, ids, key)))
             if place < budget.num_inner and weights in ("trained", "random 0"):
-                within.append([np.asarray(inner(params, ids, key, layer=at)) for at in layers])
+                parts = {"bands": BANDS, "special": special}
+                bands.append(stored(root, known | parts, partial(of_bands, params, ids, key)))
+                each = lambda: np.stack([inner(params, ids, key, layer=at) for at in layers])  # noqa: E731, B023
+                within.append(bands[-1] if causal else stored(root, known | {"inner": True}, each))
             on_progress((place + 1) / count)
-        tables = [positions(np.stack(values), special=special)]
+        tables = [positions(np.array(values, float), special=special)]
         if within:
-            tables.append(within_model(np.array(within, float), special=special))
-        return {"results": pd.concat(tables).assign(model=weights, corruption=kind, **shared)}
+            ends = within_model(np.array(within, float), special=(0, 0) if causal else special)
+            tables += [ends[ends.site == "layer"] if causal else ends, curved_heads(ends)]
+            tables.append(of_layers(np.array(bands, float), num_tokens=num_tokens))
+        table = pd.concat(tables).round(6)
+        return {"results": table.assign(model=weights, corruption=kind, **shared)}
 
     jobs = [
         runner.Job(f"{weights} weights, {kind}", partial(measure, kind, weights, params))
-        for kind in kinds
+        for kind in [*kinds, *([OWN] if causal else [])]
         for weights, params in [("trained", model.params), *drawn]
     ]
-    plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
+    plan = {**budget._asdict(), "weights": digest}
     return runner.fill("influence", config, jobs, page, plan=plan)
+
+
+def stored(root: Path, document: Any, measure: Callable[[], Any]) -> np.ndarray:
+    """Returns an array stored under the hash of a document; the first time, measures it."""
+    path = root / f"influence-{identifier(document)}.npy"
+    if not path.exists():
+        np.save(content := io.BytesIO(), np.asarray(measure()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
+    return np.load(path)
 
 
 def texts(
@@ -169,53 +209,6 @@ def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array
     signs = jax.random.rademacher(key, (PROJECTIONS, size), embeddings.dtype)
     each = geometric_influence(lambda x: signs @ output(x), embeddings, per_token=True)
     return each / each.mean()
-
-
-def pooled(model: Pretrained, states: jax.Array) -> jax.Array:
-    """Returns a text's embedding, or what a causal model has at the last token."""
-    if is_causal(model):
-        return states[-1]
-    mean = states.mean(0)
-    return mean / jnp.linalg.norm(mean)
-
-
-def inner_influences(
-    model: Pretrained, params: Params, ids: jax.Array, key: jax.Array, *, layer: int
-) -> jax.Array:
-    """Returns the influence of every token on a layer's states and on the output of its heads.
-
-    In units of the mean over tokens, `(1 + heads, tokens)`; (1, tokens) for causal models.
-    """
-    mask = jnp.ones((1, len(ids)), bool)
-    (embeddings,) = model.embed(ids[None], params=params)
-
-    def outputs(x: jax.Array, keys: jax.Array) -> jax.Array:
-        states = model.forward(x[None], mask, params=params).hidden_states[:, 0]
-        value = pooled(model, states[layer + 1])
-        parts = [jax.random.rademacher(keys[0], (LAYER_PROJECTIONS, len(value)), x.dtype) @ value]
-        if not is_causal(model):
-            own, num_heads = (
-                params["blocks"][layer]["attention"],
-                model.config["num_attention_heads"],
-            )
-            heads = head_outputs(own, states[layer], num_heads).mean(0)
-            parts.append((jax.random.rademacher(keys[1], heads.shape, x.dtype) * heads).sum(-1))
-        return jnp.concatenate(parts)
-
-    slopes = jax.jacrev(outputs)(embeddings, jax.random.split(key))
-    squares = jnp.square(slopes).sum(-1)
-    of_states, of_heads = jnp.split(squares, [LAYER_PROJECTIONS])
-    each = jnp.sqrt(jnp.concatenate([of_states.sum(0, keepdims=True), of_heads]))
-    return each / each.mean(-1, keepdims=True)
-
-
-def head_outputs(params: Params, states: jax.Array, num_heads: int) -> jax.Array:
-    """Returns what each head of a layer of BERT passes on, `(tokens, heads, head width)`."""
-    query, keys, values = (
-        (states @ p["kernel"] + p["bias"]).reshape(len(states), num_heads, -1)
-        for p in (params["query"], params["key"], params["value"])
-    )
-    return jax.nn.dot_product_attention(query, keys, values)
 
 
 def random_weights(model: Pretrained, seed: int) -> Params:
@@ -276,16 +269,52 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
     return table.round(4).assign(num_examples=len(values))
 
 
-def ratios(frame: pd.DataFrame) -> pd.DataFrame:
+def curved_heads(ends: pd.DataFrame) -> pd.DataFrame:
+    """Returns rows on how many heads of each layer have a U-shape, from `within_model`'s."""
+    heads = ends[ends.site != "layer"]
+    lowest = heads.groupby(["level", "site"], sort=False)["low"].min().groupby("level")
+    counts = lowest.agg(score=lambda low: (low > 1).sum(), num_examples="size").reset_index()
+    return counts.assign(metric=CURVED, site="heads")
+
+
+def of_layers(values: np.ndarray, *, num_tokens: int) -> pd.DataFrame:
+    """Returns rows on bands, from influences `(texts, layers, 1 + heads, BANDS)`.
+
+    Of at most `MOST_LAYERS` layers, the last among them, and of `HEADS` heads of the middle one.
+    """
+    count, num_layers, num_sites, _ = values.shape
+    kept = range(num_layers - 1, -1, -math.ceil(num_layers / MOST_LAYERS))
+    middle = (num_layers - 1) // 2
+    sites = {f"layer {layer + 1}": (layer, 0) for layer in reversed(kept)} | {
+        f"layer {middle + 1}, head {head}": (middle, head)
+        for head in range(1, min(HEADS + 1, num_sites))
+    }
+    errors = values.std(0, ddof=1) / np.sqrt(count)
+    level = np.arange(BANDS) * num_tokens // BANDS
+    tables = [
+        pd.DataFrame({"level": level, "score": mean, "standard_error": error}).assign(site=site)
+        for site, place in sites.items()
+        for mean, error in [(values.mean(0)[place], errors[place])]
+    ]
+    return pd.concat(tables).round(3).assign(metric=BAND, num_examples=count)
+
+
+def ratios(frame: pd.DataFrame, *, learned: bool = False) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    By `corruption`, `weights` and `part`, first or last: geometric means over texts.
+    By `corruption`, `weights` and `part`, first or last: geometric means over texts. If `learned`,
+    of the trained model's ratio over that of random weights on the same text.
     """
     keys = ["corruption", "weights", "model", "seed"]
     wide = with_weights(frame).pivot_table("score", keys, "metric", sort=False)
     logs = wide.transform(np.log).reset_index()
     each = [logs.assign(part=end, score=logs[end] - logs.middle) for end in ("first", "last")]
-    means = over_texts(pd.concat(each))
+    logs = pd.concat(each)
+    if learned:
+        on = ["corruption", "part", "seed"]
+        random = logs[logs.weights == "random"].groupby(on)["score"].mean().reset_index()
+        logs = tidy.paired(logs[logs.weights == "trained"], random, on=on)
+    means = over_texts(logs)
     return means.assign(**{name: np.exp(means[name]) for name in ("mean", "low", "high")})
 
 
@@ -307,21 +336,53 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def influential(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many positions have `INFLUENTIAL` of the influence on a trained model's output.
+    """Returns how many positions have `INFLUENTIAL` of the influence on the output.
 
-    By `corruption`: `mean` is their number, `largest` the largest share; shares are means of texts.
+    By `corruption` and `weights`: `mean` is their number, `largest` the largest share; shares are
+    means over texts.
     """
-    rows = tidy.select(frame, metric="relative influence", model="trained")
-    shares = rows.score / rows.groupby("corruption").score.transform("sum")
-    groups = shares.groupby(rows.corruption, sort=False)
+    rows = curves(tidy.select(frame, metric="relative influence"))
+    keys = ["corruption", "weights"]
+    rows["share"] = rows["mean"] / rows.groupby(keys)["mean"].transform("sum")
+    groups = rows.groupby(keys, sort=False)["share"]
     counts = groups.agg(mean=lambda share: (share >= INFLUENTIAL).sum(), largest="max")
-    return counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
+    return counts.reset_index().assign(low=np.nan, high=np.nan)
+
+
+def curved(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns how many of a model's layers and heads (`total`) have a U-shape, as `influential`."""
+    keys = ["corruption", "model", "level"]
+    lowest = frame[frame.site == "layer"].groupby(keys, sort=False, as_index=False)["low"].min()
+    layers = lowest.assign(metric="layers with a U-shape", score=lowest.low > 1, num_examples=1)
+    rows = with_weights(pd.concat([layers, frame[frame.metric == CURVED]]))
+    groups = rows.groupby(["metric", "corruption", "weights"], sort=False, as_index=False)
+    counts = groups.agg(mean=("score", "sum"), total=("num_examples", "sum"))
+    return counts.rename(columns={"metric": "part"}).assign(low=np.nan, high=np.nan)
+
+
+def claims(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the trained model's verdicts by the rules above, `tidy.CLAIMS`."""
+    tenth = influential(frame).assign(claim=TENTH, paper=5.0, least=5.0)
+    inner = curved(frame)
+    named = inner.part + ", of " + inner.total.astype(str)
+    tables = [tenth, inner.assign(claim=named, least=inner.total / 2)]
+    for claim, learned in (("U-shape", False), ("U-shape, trained / random", True)):
+        own = ratios(frame, learned=learned).groupby(["corruption", "weights"], sort=False)
+        tables.append(own[["mean", "low", "high"]].min().reset_index().assign(claim=claim))
+    table = tidy.select(pd.concat(tables), weights="trained").rename(
+        columns={"corruption": "subject"}
+    )
+    cases = [table.low > 1, table.high < 1, table.low <= 1, table["mean"] >= table.least]
+    verdicts = ["holds", "reversed", "too weak to tell", "holds"]
+    table["verdict"] = np.select(cases, verdicts, "does not hold")
+    return table.sort_values("subject", kind="stable")[[*tidy.CLAIMS]]
 
 
 def curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the influence by position with intervals, means over draws of random weights."""
     rows = with_weights(rows).assign(variance=rows.standard_error**2)
-    lines = rows.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
+    keys = ["corruption", "weights", "site", "level"]
+    lines = rows.groupby(keys, sort=False, as_index=False).agg(
         mean=("score", "mean"), variance=("variance", "sum"), count=("score", "size")
     )
     half = 1.96 * np.sqrt(lines.variance) / lines["count"]
@@ -331,21 +392,28 @@ def curves(rows: pd.DataFrame) -> pd.DataFrame:
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    picture = report.facets(
-        "Influence of a token by its position",
-        curves(frame[frame.metric == "relative influence"]), x="level", hue="weights",
-        col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
-    )  # fmt: skip
-    tenth = influential(frame).assign(part=f"positions with {INFLUENTIAL:.0%}")
-    output = pd.concat([ratios(frame), juntas(frame), tenth])
+    axes: dict[str, Any] = {"x": "level", "xlabel": "position"}
+    relative = {"ylabel": "influence / mean", "least_range": 1.0, **axes}
+    lines = curves(frame[frame.metric == "relative influence"])
+    output = report.facets("Output", lines, row="corruption", hue="weights", **relative)
+    pictures = {"influence": output}
+    if len(bands := curves(frame[frame.metric == BAND])):
+        is_head = bands.site.str.contains("head")
+        layers = bands[~is_head].assign(layer=lambda rows: rows.site.str.split().str[1].astype(int))
+        of_layers = {"row": "weights", "col": "corruption", "y": "layer", "ylabel": "layer"}
+        label = f"influence / mean of {BANDS} bands"
+        pictures["layers"] = report.heat("Layers", layers, label=label, **of_layers, **axes)
+        kind = bands.corruption.iloc[-1]
+        heads = bands[is_head & (bands.corruption == kind)]
+        title = f"Heads: {kind}"
+        pictures["heads"] = report.facets(title, heads, col="weights", hue="site", **relative)
+    counts = [influential(frame).assign(part=TENTH), curved(frame)]
+    output = pd.concat([ratios(frame), juntas(frame), *counts])
     output["line"] = output.corruption + ", " + output.weights
     output["metric"] = output.part.replace({"first": FIRST, "last": LAST})
-    states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
-    layers = ", layer " + states.level.map("{:g}".format)
-    states["line"] = states.corruption + ", " + states.model + layers
+    cell = partial(report.bracketed, digits=2)
     tables = [
-        report.grid(rows, "line", "metric", caption, cell=partial(report.bracketed, digits=2))
-        for caption, rows in {"Output": output, "States of layers": states}.items()
+        report.verdicts(claims(frame)),
+        report.grid(output, "line", "metric", "Output, layers and heads", cell=cell),
     ]
-    title = "Influence of tokens by position"
-    return report.Page(title, pictures={"influence": picture}, tables=tables)
+    return report.Page("Influence of tokens by position", pictures=pictures, tables=tables)

@@ -1,6 +1,7 @@
 """Influence by position: a known function, random weights, the page."""
 
 import contextlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,11 @@ import tokenizers
 from nn import checkpoints
 
 from experiments.models import is_causal, load_encoder
-from experiments.noise_stability import influence, tail_mass
+from experiments.noise_stability import influence, inner, tail_mass
 from hopfax.nn import load_pretrained
 
 
-@pytest.fixture(params=["bert", "gpt2", "gemma2"])
+@pytest.fixture(params=["bert", "gpt2", "gemma2", "llama"])
 def loaded(request, tmp_path):
     return load_pretrained(checkpoints.save_random(tmp_path, request.param))
 
@@ -75,32 +76,62 @@ def test_texts_have_the_special_tokens_of_the_model(tmp_path, template, special)
     assert rows.shape == (3, 20) and set(np.array(names)[rows].flat) <= {"a", "b"}
 
 
-@pytest.mark.parametrize("loaded", ["bert", "gpt2"], indirect=True)
+@pytest.mark.parametrize("loaded", ["bert"], indirect=True)
 def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypatch):
     monkeypatch.setattr(influence, "PROJECTIONS", 2000)
-    monkeypatch.setattr(influence, "LAYER_PROJECTIONS", 2000)
+    monkeypatch.setattr(inner, "LAYER_PROJECTIONS", 2000)
     ids, key = jnp.array([5, 6, 7, 8, 9]), jax.random.key(0)
-    layers = len(loaded.forward(jnp.zeros((1, 1, 8)), jnp.ones((1, 1))).hidden_states) - 1
-    each = influence.inner_influences(loaded, loaded.params, ids, key, layer=layers - 1)
+    each = inner.inner_influences(loaded, loaded.params, ids, key, layer=1)
     np.testing.assert_allclose(each.mean(-1), 1, rtol=1e-5)
-    if is_causal(loaded):  # its output is logits, and its heads are not measured
-        assert each.shape == (1, 5)
-        return
     assert each.shape == (1 + loaded.config["num_attention_heads"], 5)
     output = influence.influences(loaded, loaded.params, ids, key)
     np.testing.assert_allclose(each[0], output, rtol=0.1)
 
 
-@pytest.mark.parametrize("loaded", ["bert"], indirect=True)
+def test_bands_have_the_gradient_norms_of_their_tokens(loaded, monkeypatch):
+    monkeypatch.setattr(inner, "BANDS", 3)
+    ids, params, (before, after) = jnp.arange(3, 11), loaded.params, (1, 1)
+    (embeddings,), keys = loaded.embed(ids[None]), jax.random.split(jax.random.key(0), 2000)
+    of_key = partial(inner.band_influences, loaded, params, ids, special=(before, after))
+    each = np.sqrt(np.square(jax.jit(jax.vmap(of_key))(keys)).mean(0))
+
+    def outputs(x):
+        states, heads = inner.inside(loaded, params, x)
+        if is_causal(loaded):
+            return states[:, -1], heads[:, -1]
+        means = states.mean(1)
+        return means / jnp.linalg.norm(means, axis=-1, keepdims=True), heads.mean(1)
+
+    of_states, of_heads = (jnp.square(s).sum((-1, -3)) for s in jax.jacrev(outputs)(embeddings))
+    squares = np.concatenate([of_states[:, None], of_heads], 1)[..., before:-after]
+    norms = np.sqrt(squares.reshape(*squares.shape[:2], 3, 2).mean(-1))
+    np.testing.assert_allclose(each, norms / norms.mean(-1, keepdims=True), rtol=0.15)
+
+
 def test_heads_are_those_of_the_model(loaded):
-    params = loaded.params["blocks"][0]["attention"]
     embeddings, mask = loaded.embed(jnp.array([[5, 6, 7, 8, 9]])), jnp.ones((1, 5), bool)
-    (states,) = loaded.forward(embeddings, mask).hidden_states[0]
-    maps = loaded.attention_maps(embeddings, mask)[0, 0]
-    heads = influence.head_outputs(params, states, len(maps))
-    values = states @ params["value"]["kernel"] + params["value"]["bias"]
-    expected = jnp.einsum("hqk,khw->qhw", maps, values.reshape(5, len(maps), -1))
-    np.testing.assert_allclose(heads, expected, rtol=1e-4, atol=1e-5)
+    states, heads = inner.inside(loaded, loaded.params, embeddings[0])
+    expected = loaded.forward(embeddings, mask).hidden_states[1:, 0]
+    np.testing.assert_allclose(states, expected, rtol=1e-5, atol=1e-5)
+    maps = loaded.attention_maps(embeddings, mask)[:, 0]
+    # Without its first token, a head's output at the second is another if that is attended to.
+    assert heads.shape[:3] == (maps.shape[0], 5, maps.shape[1])
+    solved = np.linalg.solve(maps[0, 0], heads[0, :, 0])  # the values
+    assert np.linalg.matrix_rank(solved) <= heads.shape[-1]
+
+
+@pytest.mark.parametrize("loaded", ["gpt2", "llama"], indirect=True)
+def test_samples_are_those_drawn_token_by_token(loaded):
+    model = loaded._replace(config=loaded.config | {"bos_token_id": 2})
+    key, ids = jax.random.key(1), [2]
+    noise = jax.random.gumbel(key, (9, len(loaded.table)))
+    for each in noise:
+        before = jnp.array([ids])
+        logits = loaded.forward(loaded.embed(before), jnp.ones(before.shape, bool)).output[0, -1]
+        ids.append(int((logits + each).argmax()))
+    assert inner.sampler(model, num_tokens=9)(loaded.params, key).tolist() == ids[1:]
+    with pytest.raises(ValueError, match="bos_token_id must be an id below 20 to sample, got None"):
+        inner.sampler(loaded, num_tokens=9)
 
 
 def test_parts_leave_out_special_tokens():
