@@ -37,6 +37,7 @@ from experiments import report, runner, tidy
 from experiments.models import is_causal, load, weights_digest
 from experiments.noise_stability.inner import (
     BANDS,
+    LAYER_PROJECTIONS,
     band_influences,
     inner_influences,
     pooled,
@@ -129,24 +130,29 @@ def run(config: Config) -> Path:
         document = {"weights": digest, "sample": place, "num_tokens": num_tokens}
         return stored(root, document, lambda: draw(model.params, key))
 
+    def of_layers(*arguments: Any) -> np.ndarray:
+        return np.stack([inner(*arguments, layer=layer) for layer in layers])
+
     def measure(kind: str, weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
         values, within, bands = [], [], []
         count = budget.num_texts if weights == "trained" else budget.num_inner
         for place in range(count):
             ids, key = jnp.array([*start, *body(kind, place), *end]), jax.random.key(place)
             known = {"weights": digest, "model": weights, "ids": ids.tolist(), "place": place}
-            values.append(stored(root, known, partial(measured, params, ids, key)))
+            of_output = known | {"projections": PROJECTIONS}
+            values.append(stored(root, of_output, partial(measured, params, ids, key)))
             if place < budget.num_inner and weights in ("trained", "random 0"):
                 parts = {"bands": BANDS, "special": special}
                 bands.append(stored(root, known | parts, partial(of_bands, params, ids, key)))
-                each = lambda: np.stack([inner(params, ids, key, layer=at) for at in layers])  # noqa: E731, B023
-                within.append(bands[-1] if causal else stored(root, known | {"inner": True}, each))
+                per_token = partial(of_layers, params, ids, key)
+                document = known | {"projections": LAYER_PROJECTIONS}
+                within.append(bands[-1] if causal else stored(root, document, per_token))
             on_progress((place + 1) / count)
         tables = [positions(np.array(values, float), special=special)]
         if within:
             ends = within_model(np.array(within, float), special=(0, 0) if causal else special)
             tables += [ends[ends.site == "layer"] if causal else ends, curved_heads(ends)]
-            tables.append(of_layers(np.array(bands, float), num_tokens=num_tokens))
+            tables.append(band_rows(np.array(bands, float), num_tokens=num_tokens))
         table = pd.concat(tables).round(6)
         return {"results": table.assign(model=weights, corruption=kind, **shared)}
 
@@ -277,7 +283,7 @@ def curved_heads(ends: pd.DataFrame) -> pd.DataFrame:
     return counts.assign(metric=CURVED, site="heads")
 
 
-def of_layers(values: np.ndarray, *, num_tokens: int) -> pd.DataFrame:
+def band_rows(values: np.ndarray, *, num_tokens: int) -> pd.DataFrame:
     """Returns rows on bands, from influences `(texts, layers, 1 + heads, BANDS)`.
 
     Of at most `MOST_LAYERS` layers, the last among them, and of `HEADS` heads of the middle one.
