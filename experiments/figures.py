@@ -217,12 +217,8 @@ def forest(
 def heat(
     table: pd.DataFrame, *, x: str, y: str, row: str, col: str, xlabel: str, ylabel: str, label: str
 ) -> Figure:
-    """Heat maps of `mean` over `x` and `y`, one panel per value of `row` and `col`, on a log scale.
-
-    The scale, with its `label`, is that of all panels; its ends hold the extreme 2 % of values.
-    """
+    """Heat maps of `mean`, by `row` and `col`, on one log scale without the 2 % at either end."""
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator
 
     rows, cols = _values(table, row), _values(table, col)
     norm = LogNorm(*np.quantile(table["mean"], (0.02, 0.98)))
@@ -233,12 +229,9 @@ def heat(
                 "mean"
             ]
             image = axes.pcolormesh(cells.columns, cells.index, cells, norm=norm, shading="nearest")
-            axes.set_title(of_col if of_row == rows[0] else "")
-        for axes, of_row in zip(grid[:, 0], rows, strict=True):
-            axes.set_ylabel(f"{of_row}\n{ylabel}")
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        for axes in grid[-1]:
-            axes.set_xlabel(xlabel)
+            title = of_col if of_row == rows[0] else ""
+            axes.set(title=title, xlabel=xlabel, ylabel=f"{of_row}\n{ylabel}")
+            axes.label_outer()
         figure.colorbar(image, ax=grid, label=label, extend="both")
     return figure
 

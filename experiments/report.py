@@ -57,9 +57,8 @@ def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
     )
 
 
-forest, facets, panels, heat = map(
-    _picture, (figures.forest, figures.facets, figures.panels, figures.heat)
-)
+forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
+heat = _picture(figures.heat)
 
 
 @dataclass(frozen=True)

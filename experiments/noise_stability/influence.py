@@ -5,17 +5,24 @@ geometric influence of a token is a U-shaped function of its position, in the ou
 the heads; and 5 to 10 of 256 tokens have at least a tenth of the total influence, as in a junta.
 
 Command: `python -m experiments influence --pretrained FOLDER --text-file FILE`. FOLDER has a BERT,
-RoBERTa, GPT-2 or Gemma-2 in the Hugging Face layout; FILE is plain text, such as
-`wikitext-2/wiki.test.tokens`, without which only uniform tokens are measured. Some six minutes on
-two cores for six layers of width 384.
+RoBERTa, GPT-2, Gemma-2 or Llama in the Hugging Face layout; FILE is plain text, such as
+`wikitext-2/wiki.test.tokens`, without which there is no real text. Some six minutes on two cores
+for six layers of width 384; for SmolLM2 (135 M parameters) some 25 on one with `--num-texts 8
+--num-inner 4 --num-random 1`.
 
 Expected: a shape that random weights have too comes from the architecture, not from training.
 
+Verdicts: an end's influence over the middle's holds if its 95 % interval over texts lies above 1,
+and is reversed if it lies below; a U-shape has both ends. At least half of the layers or heads must
+have one, and at least 5 positions a tenth of the influence, on average over texts. The table says
+how many comparisons these are; none is corrected for the others.
+
 The influence of a token is the norm of the output's derivative in its embedding, in units of the
 text's mean over positions. The output is a text's embedding (mean of the last states, norm 1), or
-the next token's logits for GPT-2 and Gemma-2. A layer's output is the same of its states; a head's
-is its mean over the text, before the output projection, for BERT and RoBERTa. Random weights are
-drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
+the next token's logits for causal models. A layer's output is the same of its states; a head's is
+its mean over the text, or at a causal model's last token, before the output projection. Causal
+models are measured by bands of positions inside, and also on texts that the trained model samples.
+Random weights are drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
 """
 
 from __future__ import annotations
@@ -35,33 +42,26 @@ import pandas as pd
 
 from experiments import report, runner, tidy
 from experiments.models import is_causal, load, weights_digest
-from experiments.noise_stability.inner import (
-    BANDS,
-    LAYER_PROJECTIONS,
-    band_influences,
-    inner_influences,
-    pooled,
-    sampler,
-)
+from experiments.noise_stability.causal import BANDS, band_influences, sample
 from experiments.rundir import identifier, write_whole
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Params, Pretrained
-from hopfax.nn.families import find_family
 from hopfax.stability import geometric_influence
 
 REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
 ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
 PROJECTIONS = 8  # random directions in which the output's derivative is taken
+LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 INFLUENTIAL = 0.1  # share of the influence from which the paper counts a token
 TENTH = f"positions with {INFLUENTIAL:.0%}"
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 FIRST, LAST = "first / middle", "last / middle"
 UNIFORM, TEXT, OWN = "uniform tokens", "real text", "own samples"
-BAND, CURVED = "band", "heads with a U-shape"  # metrics
-MOST_LAYERS, HEADS = 16, 4  # whose bands are stored
+BAND = "band "  # metrics: influence of a band of positions
+MOST_LAYERS, HEADS = 10, 4  # of which there are rows
 
 
 class Budget(NamedTuple):
@@ -112,60 +112,54 @@ def run(config: Config) -> Path:
             f"{budget.num_tokens}"
         )
     start, end = special_tokens(config.pretrained)
-    special, causal = (len(start), len(end)), is_causal(model)
-    num_tokens, digest = budget.num_tokens - sum(special), weights_digest(config.pretrained)
-    kinds = texts(config.pretrained, budget.num_texts, num_tokens, text_file=config.text_file)
-    draw = sampler(model, num_tokens=num_tokens) if causal else None
+    special, num_texts = (len(start), len(end)), budget.num_texts
+    sizes = num_texts, budget.num_tokens - sum(special)
+    kinds: dict[str, Any] = dict(texts(config.pretrained, *sizes, text_file=config.text_file))
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
+    digest, shared = weights_digest(config.pretrained), {"task": Path(config.pretrained).name}
+    keep = partial(stored, Path(config.runs) / "cells", weights=digest)
     measured = jax.jit(partial(influences, model))
-    of_bands = jax.jit(partial(band_influences, model, special=special))
-    inner = jax.jit(partial(inner_influences, model), static_argnames="layer")
-    layers = range(find_family(model.config)[1]["num_hidden_layers"])
-    shared, root = {"task": Path(config.pretrained).name}, Path(config.runs) / "cells"
-
-    def body(kind: str, place: int) -> np.ndarray:
-        if kind != OWN:
-            return kinds[kind][place]
-        key = jax.random.fold_in(jax.random.key(place), 1)
-        document = {"weights": digest, "sample": place, "num_tokens": num_tokens}
-        return stored(root, document, lambda: draw(model.params, key))
-
-    def of_layers(*arguments: Any) -> np.ndarray:
-        return np.stack([inner(*arguments, layer=layer) for layer in layers])
+    if is_causal(model):
+        if not isinstance(start_id := model.config.get("bos_token_id"), int):
+            raise ValueError(f"bos_token_id must be an id to sample texts after, got {start_id!r}")
+        draw, inner = partial(sample, model, sizes[1]), partial(band_influences, model, len(start))
+        keys = [jax.random.fold_in(jax.random.key(place), 1) for place in range(num_texts)]
+        own = enumerate(partial(jax.jit(draw), model.params, key) for key in keys)
+        kinds[OWN] = [partial(keep, each, sample=n, num_tokens=sizes[1]) for n, each in own]
+    else:
+        layers = range(model.config["num_hidden_layers"])
+        of_layer = partial(inner_influences, model)
+        inner = lambda *of: jnp.stack([of_layer(*of, layer=layer) for layer in layers])  # noqa: E731
+    inner, within = jax.jit(inner), (0, 0) if is_causal(model) else special
 
     def measure(kind: str, weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
-        values, within, bands = [], [], []
-        count = budget.num_texts if weights == "trained" else budget.num_inner
-        for place in range(count):
-            ids, key = jnp.array([*start, *body(kind, place), *end]), jax.random.key(place)
-            known = {"weights": digest, "model": weights, "ids": ids.tolist(), "place": place}
-            of_output = known | {"projections": PROJECTIONS}
-            values.append(stored(root, of_output, partial(measured, params, ids, key)))
+        values, of_inner = [], []
+        count = num_texts if weights == "trained" else budget.num_inner
+        for place, body in enumerate(kinds[kind][:count]):
+            ids = jnp.array([*start, *(body() if callable(body) else body), *end])
+            known = {"model": weights, "ids": ids.tolist(), "place": place}
+            arguments = params, ids, jax.random.key(place)
+            values.append(keep(partial(measured, *arguments), **known, projections=PROJECTIONS))
             if place < budget.num_inner and weights in ("trained", "random 0"):
-                parts = {"bands": BANDS, "special": special}
-                bands.append(stored(root, known | parts, partial(of_bands, params, ids, key)))
-                per_token = partial(of_layers, params, ids, key)
-                document = known | {"projections": LAYER_PROJECTIONS}
-                within.append(bands[-1] if causal else stored(root, document, per_token))
+                known |= {"bands": BANDS, "special": special}
+                of_inner.append(keep(partial(inner, *arguments), **known))
             on_progress((place + 1) / count)
         tables = [positions(np.array(values, float), special=special)]
-        if within:
-            ends = within_model(np.array(within, float), special=(0, 0) if causal else special)
-            tables += [ends[ends.site == "layer"] if causal else ends, curved_heads(ends)]
-            tables.append(band_rows(np.array(bands, float), num_tokens=num_tokens))
+        if of_inner:
+            tables.append(within_model(np.array(of_inner, float), special=within))
         table = pd.concat(tables).round(6)
         return {"results": table.assign(model=weights, corruption=kind, **shared)}
 
     jobs = [
         runner.Job(f"{weights} weights, {kind}", partial(measure, kind, weights, params))
-        for kind in [*kinds, *([OWN] if causal else [])]
+        for kind in kinds
         for weights, params in [("trained", model.params), *drawn]
     ]
     plan = {**budget._asdict(), "weights": digest}
     return runner.fill("influence", config, jobs, page, plan=plan)
 
 
-def stored(root: Path, document: Any, measure: Callable[[], Any]) -> np.ndarray:
+def stored(root: Path, measure: Callable[[], Any], **document: Any) -> np.ndarray:
     """Returns an array stored under the hash of a document; the first time, measures it."""
     path = root / f"influence-{identifier(document)}.npy"
     if not path.exists():
@@ -217,6 +211,42 @@ def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array
     return each / each.mean()
 
 
+def pooled(model: Pretrained, states: jax.Array) -> jax.Array:
+    """Returns a text's embedding, or what a causal model has at the last token."""
+    if is_causal(model):
+        return states[-1]
+    mean = states.mean(0)
+    return mean / jnp.linalg.norm(mean)
+
+
+def inner_influences(
+    model: Pretrained, params: Params, ids: jax.Array, key: jax.Array, *, layer: int
+) -> jax.Array:
+    """Returns the influence of every token on an encoder's layer and on the output of its heads.
+
+    In units of the mean over tokens, `(1 + heads, tokens)`.
+    """
+    mask = jnp.ones((1, len(ids)), bool)
+    (embeddings,) = model.embed(ids[None], params=params)
+
+    def outputs(x: jax.Array, keys: jax.Array) -> jax.Array:
+        states = model.forward(x[None], mask, params=params).hidden_states[:, 0]
+        value = pooled(model, states[layer + 1])
+        signs = jax.random.rademacher(keys[0], (LAYER_PROJECTIONS, len(value)), x.dtype)
+        maps = model.attention_maps(x[None], mask, params=params)[layer, 0]
+        own = params["blocks"][layer]["attention"]["value"]
+        values = (states[layer] @ own["kernel"] + own["bias"]).reshape(len(x), len(maps), -1)
+        heads = jnp.einsum("ht,thw->hw", maps.mean(1), values)
+        of_heads = (jax.random.rademacher(keys[1], heads.shape, x.dtype) * heads).sum(-1)
+        return jnp.concatenate([signs @ value, of_heads])
+
+    slopes = jax.jacrev(outputs)(embeddings, jax.random.split(key))
+    squares = jnp.square(slopes).sum(-1)
+    of_states, of_heads = jnp.split(squares, [LAYER_PROJECTIONS])
+    each = jnp.sqrt(jnp.concatenate([of_states.sum(0, keepdims=True), of_heads]))
+    return each / each.mean(-1, keepdims=True)
+
+
 def random_weights(model: Pretrained, seed: int) -> Params:
     """Returns parameters as drawn before pretraining."""
     gemma = model.config["model_type"] == "gemma2"  # whose norms multiply by 1 + weight
@@ -264,63 +294,38 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
 
 
 def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
-    """Returns rows on layers and heads, from influences `(texts, layers, 1 + heads, tokens)`."""
+    """Returns rows on layers and heads, from influences `(texts, layers, 1 + heads, tokens)`.
+
+    Of at most `MOST_LAYERS` layers, the last among them; bands of `HEADS` heads of a middle one.
+    """
     each = parts(values, special=special)
     scores = {FIRST: each["first"] / each["middle"], LAST: each["last"] / each["middle"]}
+    inner = np.square(values[..., special[0] : values.shape[-1] - special[1]])
+    for number, band in enumerate(np.array_split(inner, BANDS, axis=-1), 1):
+        scores[f"{BAND}{number}"] = np.sqrt(band.mean(-1))
     texts, layers, sites = (part.ravel() for part in np.indices(values.shape[:3]))
     names = np.array(["layer", *(f"head {n}" for n in range(1, values.shape[2]))])
     places = pd.DataFrame({"level": layers + 1, "site": names[sites], "seed": texts})
     tables = [places.assign(metric=name, score=score.ravel()) for name, score in scores.items()]
     table = tidy.summarize(pd.concat(tables)).rename(columns={"mean": "score"})
+    kept = np.arange(values.shape[1], 0, -math.ceil(values.shape[1] / MOST_LAYERS))
+    of_band = table.metric.str.startswith(BAND)
+    few = (table.level == kept[len(kept) // 2]) & table.site.isin(names[: 1 + HEADS])
+    table = table[table.level.isin(kept) & (~of_band | few | (table.site == "layer"))]
+    table["site"] = table.site.mask(of_band & (table.site == "layer"), "states")
     return table.round(4).assign(num_examples=len(values))
 
 
-def curved_heads(ends: pd.DataFrame) -> pd.DataFrame:
-    """Returns rows on how many heads of each layer have a U-shape, from `within_model`'s."""
-    heads = ends[ends.site != "layer"]
-    lowest = heads.groupby(["level", "site"], sort=False)["low"].min().groupby("level")
-    counts = lowest.agg(score=lambda low: (low > 1).sum(), num_examples="size").reset_index()
-    return counts.assign(metric=CURVED, site="heads")
-
-
-def band_rows(values: np.ndarray, *, num_tokens: int) -> pd.DataFrame:
-    """Returns rows on bands, from influences `(texts, layers, 1 + heads, BANDS)`.
-
-    Of at most `MOST_LAYERS` layers, the last among them, and of `HEADS` heads of the middle one.
-    """
-    count, num_layers, num_sites, _ = values.shape
-    kept = range(num_layers - 1, -1, -math.ceil(num_layers / MOST_LAYERS))
-    middle = (num_layers - 1) // 2
-    sites = {f"layer {layer + 1}": (layer, 0) for layer in reversed(kept)} | {
-        f"layer {middle + 1}, head {head}": (middle, head)
-        for head in range(1, min(HEADS + 1, num_sites))
-    }
-    errors = values.std(0, ddof=1) / np.sqrt(count)
-    level = np.arange(BANDS) * num_tokens // BANDS
-    tables = [
-        pd.DataFrame({"level": level, "score": mean, "standard_error": error}).assign(site=site)
-        for site, place in sites.items()
-        for mean, error in [(values.mean(0)[place], errors[place])]
-    ]
-    return pd.concat(tables).round(3).assign(metric=BAND, num_examples=count)
-
-
-def ratios(frame: pd.DataFrame, *, learned: bool = False) -> pd.DataFrame:
+def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    By `corruption`, `weights` and `part`, first or last: geometric means over texts. If `learned`,
-    of the trained model's ratio over that of random weights on the same text.
+    By `corruption`, `weights` and `part`, first or last: geometric means over texts.
     """
     keys = ["corruption", "weights", "model", "seed"]
     wide = with_weights(frame).pivot_table("score", keys, "metric", sort=False)
     logs = wide.transform(np.log).reset_index()
     each = [logs.assign(part=end, score=logs[end] - logs.middle) for end in ("first", "last")]
-    logs = pd.concat(each)
-    if learned:
-        on = ["corruption", "part", "seed"]
-        random = logs[logs.weights == "random"].groupby(on)["score"].mean().reset_index()
-        logs = tidy.paired(logs[logs.weights == "trained"], random, on=on)
-    means = over_texts(logs)
+    means = over_texts(pd.concat(each))
     return means.assign(**{name: np.exp(means[name]) for name in ("mean", "low", "high")})
 
 
@@ -342,53 +347,40 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def influential(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many positions have `INFLUENTIAL` of the influence on the output.
+    """Returns how many positions have `INFLUENTIAL` of the influence on a trained model's output.
 
-    By `corruption` and `weights`: `mean` is their number, `largest` the largest share; shares are
-    means over texts.
+    By `corruption`: `mean` is their number, `largest` the largest share; shares are means of texts.
     """
-    rows = curves(tidy.select(frame, metric="relative influence"))
-    keys = ["corruption", "weights"]
-    rows["share"] = rows["mean"] / rows.groupby(keys)["mean"].transform("sum")
-    groups = rows.groupby(keys, sort=False)["share"]
+    rows = tidy.select(frame, metric="relative influence", model="trained")
+    shares = rows.score / rows.groupby("corruption").score.transform("sum")
+    groups = shares.groupby(rows.corruption, sort=False)
     counts = groups.agg(mean=lambda share: (share >= INFLUENTIAL).sum(), largest="max")
-    return counts.reset_index().assign(low=np.nan, high=np.nan)
-
-
-def curved(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many of a model's layers and heads (`total`) have a U-shape, as `influential`."""
-    keys = ["corruption", "model", "level"]
-    lowest = frame[frame.site == "layer"].groupby(keys, sort=False, as_index=False)["low"].min()
-    layers = lowest.assign(metric="layers with a U-shape", score=lowest.low > 1, num_examples=1)
-    rows = with_weights(pd.concat([layers, frame[frame.metric == CURVED]]))
-    groups = rows.groupby(["metric", "corruption", "weights"], sort=False, as_index=False)
-    counts = groups.agg(mean=("score", "sum"), total=("num_examples", "sum"))
-    return counts.rename(columns={"metric": "part"}).assign(low=np.nan, high=np.nan)
+    return counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
 
 
 def claims(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the trained model's verdicts by the rules above, `tidy.CLAIMS`."""
-    tenth = influential(frame).assign(claim=TENTH, paper=5.0, least=5.0)
-    inner = curved(frame)
-    named = inner.part + ", of " + inner.total.astype(str)
-    tables = [tenth, inner.assign(claim=named, least=inner.total / 2)]
-    for claim, learned in (("U-shape", False), ("U-shape, trained / random", True)):
-        own = ratios(frame, learned=learned).groupby(["corruption", "weights"], sort=False)
-        tables.append(own[["mean", "low", "high"]].min().reset_index().assign(claim=claim))
-    table = tidy.select(pd.concat(tables), weights="trained").rename(
-        columns={"corruption": "subject"}
-    )
-    cases = [table.low > 1, table.high < 1, table.low <= 1, table["mean"] >= table.least]
-    verdicts = ["holds", "reversed", "too weak to tell", "holds"]
-    table["verdict"] = np.select(cases, verdicts, "does not hold")
-    return table.sort_values("subject", kind="stable")[[*tidy.CLAIMS]]
+    """Returns verdicts by the rules above, `tidy.CLAIMS`."""
+    keys = ["corruption", "weights", "part"]
+    inner = with_weights(frame[frame.metric.isin([FIRST, LAST])])
+    inner["part"] = "U-shape, share of " + inner.site.str.split(" ").str[0] + "s"
+    lowest = inner.groupby([*keys, "level", "site"], sort=False)["low"].min() > 1
+    shares = lowest.groupby(level=keys, sort=False).mean().rename("mean").reset_index()
+    tenth = influential(frame).assign(part=TENTH, paper=5.0, least=5.0)
+    tables = ratios(frame).assign(least=1.0), shares.assign(least=0.5), tenth, juntas(frame)
+    table = pd.concat(tables).sort_values("corruption", kind="stable")
+    low, high, least = table.low.fillna(table["mean"]), table.high, table.least
+    cases = {"n/a": least.isna(), "holds": low >= least, "reversed": high < least}
+    cases["too weak to tell"] = high.notna()
+    verdicts = np.select([*cases.values()], [*cases], "does not hold")
+    claim = table.part.replace({"first": FIRST, "last": LAST})
+    subject = table.corruption + ", " + table.weights
+    return table.assign(subject=subject, claim=claim, verdict=verdicts)[[*tidy.CLAIMS]]
 
 
 def curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the influence by position with intervals, means over draws of random weights."""
     rows = with_weights(rows).assign(variance=rows.standard_error**2)
-    keys = ["corruption", "weights", "site", "level"]
-    lines = rows.groupby(keys, sort=False, as_index=False).agg(
+    lines = rows.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
         mean=("score", "mean"), variance=("variance", "sum"), count=("score", "size")
     )
     half = 1.96 * np.sqrt(lines.variance) / lines["count"]
@@ -398,28 +390,19 @@ def curves(rows: pd.DataFrame) -> pd.DataFrame:
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    axes: dict[str, Any] = {"x": "level", "xlabel": "position"}
-    relative = {"ylabel": "influence / mean", "least_range": 1.0, **axes}
-    lines = curves(frame[frame.metric == "relative influence"])
-    output = report.facets("Output", lines, row="corruption", hue="weights", **relative)
-    pictures = {"influence": output}
-    if len(bands := curves(frame[frame.metric == BAND])):
-        is_head = bands.site.str.contains("head")
-        layers = bands[~is_head].assign(layer=lambda rows: rows.site.str.split().str[1].astype(int))
-        of_layers = {"row": "weights", "col": "corruption", "y": "layer", "ylabel": "layer"}
-        label = f"influence / mean of {BANDS} bands"
-        pictures["layers"] = report.heat("Layers", layers, label=label, **of_layers, **axes)
-        kind = bands.corruption.iloc[-1]
-        heads = bands[is_head & (bands.corruption == kind)]
-        title = f"Heads: {kind}"
-        pictures["heads"] = report.facets(title, heads, col="weights", hue="site", **relative)
-    counts = [influential(frame).assign(part=TENTH), curved(frame)]
-    output = pd.concat([ratios(frame), juntas(frame), *counts])
-    output["line"] = output.corruption + ", " + output.weights
-    output["metric"] = output.part.replace({"first": FIRST, "last": LAST})
-    cell = partial(report.bracketed, digits=2)
-    tables = [
-        report.verdicts(claims(frame)),
-        report.grid(output, "line", "metric", "Output, layers and heads", cell=cell),
-    ]
-    return report.Page("Influence of tokens by position", pictures=pictures, tables=tables)
+    relative: dict[str, Any] = {"ylabel": "influence / mean", "least_range": 1.0}
+    lines, x = curves(frame[frame.metric == "relative influence"]), {"x": "level"}
+    look = {"row": "corruption", "hue": "weights", "xlabel": "position", **x, **relative}
+    pictures = {"influence": report.facets("Output", lines, **look)}
+    bands = with_weights(frame[frame.metric.str.startswith(BAND)]).rename(columns={"score": "mean"})
+    if len(bands):
+        x = {"x": "band", "xlabel": f"position, {BANDS}ths"}
+        bands["band"] = bands.metric.str.removeprefix(BAND).astype(int)
+        look = {"row": "weights", "col": "corruption", "y": "level", "ylabel": "layer", **x}
+        states, last = bands.site == "states", bands.corruption == bands.corruption.iloc[-1]
+        pictures["layers"] = report.heat("Layers", bands[states], label="influence / mean", **look)
+        heads, look = bands[~states & last], {"col": "weights", "hue": "site", **x, **relative}
+        title = f"Heads of layer {heads.level.iloc[0]:g}, {heads.corruption.iloc[0]}"
+        pictures["heads"] = report.facets(title, heads, **look)
+    title, tables = "Influence of tokens by position", [report.verdicts(claims(frame))]
+    return report.Page(title, pictures=pictures, tables=tables)

@@ -11,8 +11,10 @@ import tokenizers
 from nn import checkpoints
 
 from experiments.models import is_causal, load_encoder
-from experiments.noise_stability import influence, inner, tail_mass
-from hopfax.nn import load_pretrained
+from experiments.noise_stability import causal as causal_influence
+from experiments.noise_stability import influence, tail_mass
+from hopfax.nn import causal, load_pretrained
+from hopfax.nn.families import find_family
 
 
 @pytest.fixture(params=["bert", "gpt2", "gemma2", "llama"])
@@ -79,59 +81,51 @@ def test_texts_have_the_special_tokens_of_the_model(tmp_path, template, special)
 @pytest.mark.parametrize("loaded", ["bert"], indirect=True)
 def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypatch):
     monkeypatch.setattr(influence, "PROJECTIONS", 2000)
-    monkeypatch.setattr(inner, "LAYER_PROJECTIONS", 2000)
+    monkeypatch.setattr(influence, "LAYER_PROJECTIONS", 2000)
     ids, key = jnp.array([5, 6, 7, 8, 9]), jax.random.key(0)
-    each = inner.inner_influences(loaded, loaded.params, ids, key, layer=1)
+    each = influence.inner_influences(loaded, loaded.params, ids, key, layer=1)
     np.testing.assert_allclose(each.mean(-1), 1, rtol=1e-5)
     assert each.shape == (1 + loaded.config["num_attention_heads"], 5)
     output = influence.influences(loaded, loaded.params, ids, key)
     np.testing.assert_allclose(each[0], output, rtol=0.1)
 
 
+@pytest.mark.parametrize("loaded", ["gpt2", "gemma2", "llama"], indirect=True)
 def test_bands_have_the_gradient_norms_of_their_tokens(loaded, monkeypatch):
-    monkeypatch.setattr(inner, "BANDS", 3)
-    ids, params, (before, after) = jnp.arange(3, 11), loaded.params, (1, 1)
-    (embeddings,), keys = loaded.embed(ids[None]), jax.random.split(jax.random.key(0), 2000)
-    of_key = partial(inner.band_influences, loaded, params, ids, special=(before, after))
+    monkeypatch.setattr(causal_influence, "BANDS", 3)
+    ids, keys = jnp.arange(3, 10), jax.random.split(jax.random.key(0), 2000)
+    (embeddings,), mask = loaded.embed(ids[None]), jnp.ones((1, 7), bool)
+    of_key = partial(causal_influence.band_influences, loaded, 1, loaded.params, ids)
     each = np.sqrt(np.square(jax.jit(jax.vmap(of_key))(keys)).mean(0))
-
-    def outputs(x):
-        states, heads = inner.inside(loaded, params, x)
-        if is_causal(loaded):
-            return states[:, -1], heads[:, -1]
-        means = states.mean(1)
-        return means / jnp.linalg.norm(means, axis=-1, keepdims=True), heads.mean(1)
-
-    of_states, of_heads = (jnp.square(s).sum((-1, -3)) for s in jax.jacrev(outputs)(embeddings))
-    squares = np.concatenate([of_states[:, None], of_heads], 1)[..., before:-after]
-    norms = np.sqrt(squares.reshape(*squares.shape[:2], 3, 2).mean(-1))
-    np.testing.assert_allclose(each, norms / norms.mean(-1, keepdims=True), rtol=0.15)
+    states = lambda x: loaded.forward(x[None], mask).hidden_states[1:, 0, -1]  # noqa: E731
+    slopes = jax.jacrev(states)(embeddings)[:, :, 1:]
+    norms = np.sqrt(np.square(slopes).sum((1, 3)).reshape(2, 3, 2).mean(-1))
+    np.testing.assert_allclose(each[:, 0], norms / norms.mean(-1, keepdims=True), rtol=0.15)
 
 
-def test_heads_are_those_of_the_model(loaded):
-    embeddings, mask = loaded.embed(jnp.array([[5, 6, 7, 8, 9]])), jnp.ones((1, 5), bool)
-    states, heads = inner.inside(loaded, loaded.params, embeddings[0])
-    expected = loaded.forward(embeddings, mask).hidden_states[1:, 0]
-    np.testing.assert_allclose(states, expected, rtol=1e-5, atol=1e-5)
-    maps = loaded.attention_maps(embeddings, mask)[:, 0]
-    # Without its first token, a head's output at the second is another if that is attended to.
-    assert heads.shape[:3] == (maps.shape[0], 5, maps.shape[1])
-    solved = np.linalg.solve(maps[0, 0], heads[0, :, 0])  # the values
-    assert np.linalg.matrix_rank(solved) <= heads.shape[-1]
+@pytest.mark.parametrize("loaded", ["llama"], indirect=True)
+def test_a_causal_models_heads_mix_values_by_their_attention(loaded):
+    (x,), params = loaded.embed(jnp.arange(3, 8)[None]), loaded.params
+    mask, (_, config) = jnp.ones(5, bool), find_family(loaded.config)
+    _, states, (maps, mixed) = causal.llama(config)(params, x, mask)
+    first = jax.tree.map(lambda each: each[0], params["layers"])
+    size = jnp.sqrt(jnp.square(states[0]).mean(-1, keepdims=True) + 1e-6)
+    values = (states[0] / size * first["attention_norm"]["weight"]) @ first["value"]["weight"]
+    values = jnp.repeat(values.reshape(5, 2, 6), 2, axis=1)
+    expected = jnp.einsum("hqk,khw->qhw", maps[0], values)
+    np.testing.assert_allclose(mixed[0], expected.reshape(5, 24), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("loaded", ["gpt2", "llama"], indirect=True)
 def test_samples_are_those_drawn_token_by_token(loaded):
     model = loaded._replace(config=loaded.config | {"bos_token_id": 2})
     key, ids = jax.random.key(1), [2]
-    noise = jax.random.gumbel(key, (9, len(loaded.table)))
-    for each in noise:
+    for noise in jax.random.gumbel(key, (9, len(loaded.table))):
         before = jnp.array([ids])
         logits = loaded.forward(loaded.embed(before), jnp.ones(before.shape, bool)).output[0, -1]
-        ids.append(int((logits + each).argmax()))
-    assert inner.sampler(model, num_tokens=9)(loaded.params, key).tolist() == ids[1:]
-    with pytest.raises(ValueError, match="bos_token_id must be an id below 20 to sample, got None"):
-        inner.sampler(loaded, num_tokens=9)
+        ids.append(int((logits + noise).argmax()))
+    draw = jax.jit(partial(causal_influence.sample, model, 9))
+    assert draw(loaded.params, key).tolist() == ids[1:]
 
 
 def test_parts_leave_out_special_tokens():
@@ -158,7 +152,8 @@ def test_the_ends_of_a_text_are_compared_with_its_middle():
     table = influence.positions(values, special=(1, 1)).assign(model="trained", corruption="text")
     assert influence.ratios(table)["mean"].tolist() == pytest.approx([3, 3], rel=0.02)
     inner = influence.within_model(np.tile(values[:, None, None], (1, 2, 3, 1)), special=(1, 1))
-    assert inner.score.tolist() == pytest.approx([3] * 12, rel=0.02)
+    shares = inner[~inner.metric.str.startswith(influence.BAND)]
+    assert shares.score.tolist() == pytest.approx([3] * 12, rel=0.02)
 
 
 @pytest.mark.parametrize(
