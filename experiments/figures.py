@@ -229,10 +229,11 @@ def heat(
                 "mean"
             ]
             image = axes.pcolormesh(cells.columns, cells.index, cells, norm=norm, shading="nearest")
-            title = of_col if of_row == rows[0] else ""
-            axes.set(title=title, xlabel=xlabel, ylabel=f"{of_row}\n{ylabel}")
+            axes.set(xlabel=xlabel, ylabel=f"{of_row}\n{ylabel}")
+            axes.set_title(of_col if of_row == rows[0] else "")
             axes.label_outer()
-        figure.colorbar(image, ax=grid, label=label, extend="both")
+        ticks = {"ticks": [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100], "format": "%g"}
+        figure.colorbar(image, ax=grid, label=label, extend="both", **ticks).minorticks_off()
     return figure
 
 
