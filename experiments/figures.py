@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -213,6 +214,29 @@ def forest(
                  for each, mark in looks.items()}  # fmt: skip
         if shown or _has(table, "paper"):
             _legend(figure, table, shown or {"hopfax": OURS}, names)
+    return figure
+
+
+def heat(
+    table: pd.DataFrame, *, x: str, y: str, row: str, col: str, xlabel: str, ylabel: str, label: str
+) -> Figure:
+    """Heat maps of `mean`, by `row` and `col`, on one log scale without the 2 % at either end."""
+    from matplotlib.colors import LogNorm
+
+    rows, cols = _values(table, row), _values(table, col)
+    norm = LogNorm(*np.quantile(table["mean"], (0.02, 0.98)))
+    with _figure((1.4 + 1.6 * len(cols), 0.8 + 1.7 * len(rows))) as figure:
+        grid = figure.subplots(len(rows), len(cols), squeeze=False, sharex=True, sharey=True)
+        for axes, (of_row, of_col) in zip(grid.flat, product(rows, cols), strict=True):
+            cells = _where(_where(table, row, of_row), col, of_col).pivot(index=y, columns=x)[
+                "mean"
+            ]
+            image = axes.pcolormesh(cells.columns, cells.index, cells, norm=norm, shading="nearest")
+            axes.set(xlabel=xlabel, ylabel=f"{of_row}\n{ylabel}")
+            axes.set_title(of_col if of_row == rows[0] else "")
+            axes.label_outer()
+        ticks = {"ticks": [0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100], "format": "%g"}
+        figure.colorbar(image, ax=grid, label=label, extend="both", **ticks).minorticks_off()
     return figure
 
 

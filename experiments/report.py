@@ -56,6 +56,7 @@ def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
 
 
 forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
+heat = _picture(figures.heat)
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,31 @@ geometric influence of a token is a U-shaped function of its position, in the ou
 the heads; and 5 to 10 of 256 tokens have at least a tenth of the total influence, as in a junta.
 
 Command: `python -m experiments influence --pretrained FOLDER --text-file FILE`. FOLDER has a BERT,
-RoBERTa, GPT-2 or Gemma-2 in the Hugging Face layout; FILE is plain text, such as
-`wikitext-2/wiki.test.tokens`, without which only uniform tokens are measured. Some six minutes on
-two cores for six layers of width 384.
+RoBERTa, GPT-2, Gemma-2 or Llama in the Hugging Face layout; FILE is plain text, such as
+`wikitext-2/wiki.test.tokens`, without which there is no real text. Some six minutes on two cores
+for six layers of width 384; for SmolLM2 (135 M parameters) some 25 on one with `--num-texts 8
+--num-inner 4 --num-random 1`.
 
 Expected: a shape that random weights have too comes from the architecture, not from training.
 
+Verdicts: an end's influence over the middle's holds if its 95 % interval over texts lies above 1,
+and is reversed if it lies below; a U-shape has both ends. At least half of the layers or heads must
+have one, and at least 5 positions a tenth of the influence, on average over texts. The table says
+how many comparisons these are; none is corrected for the others.
+
 The influence of a token is the norm of the output's derivative in its embedding, in units of the
 text's mean over positions. The output is a text's embedding (mean of the last states, norm 1), or
-the next token's logits for GPT-2 and Gemma-2. A layer's output is the same of its states; a head's
-is its mean over the text, before the output projection, for BERT and RoBERTa. Random weights are
-drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
+the next token's logits for causal models. A layer's output is the same of its states; a head's is
+its mean over the text, or at a causal model's last token, before the output projection. Causal
+models are measured by bands of positions inside, and also on texts that the trained model samples.
+Random weights are drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
 """
 
 from __future__ import annotations
 
+import io
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +42,8 @@ import pandas as pd
 
 from experiments import report, runner, tidy
 from experiments.models import is_causal, load, weights_digest
+from experiments.noise_stability.causal import BANDS, band_influences, sample
+from experiments.rundir import identifier, write_whole
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer
 from hopfax.data.tokenize import text_tokenizer
@@ -44,9 +56,12 @@ PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 INFLUENTIAL = 0.1  # share of the influence from which the paper counts a token
+TENTH = f"positions with {INFLUENTIAL:.0%}"
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 FIRST, LAST = "first / middle", "last / middle"
-UNIFORM, TEXT = "uniform tokens", "real text"
+UNIFORM, TEXT, OWN = "uniform tokens", "real text", "own samples"
+BAND = "band "  # metrics: influence of a band of positions
+MOST_LAYERS, HEADS = 10, 4  # of which there are rows
 
 
 class Budget(NamedTuple):
@@ -97,36 +112,61 @@ def run(config: Config) -> Path:
             f"{budget.num_tokens}"
         )
     start, end = special_tokens(config.pretrained)
-    special = len(start), len(end)
-    sizes = budget.num_texts, budget.num_tokens - sum(special)
-    kinds = texts(config.pretrained, *sizes, text_file=config.text_file)
+    special, num_texts = (len(start), len(end)), budget.num_texts
+    sizes = num_texts, budget.num_tokens - sum(special)
+    kinds: dict[str, Any] = dict(texts(config.pretrained, *sizes, text_file=config.text_file))
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
+    digest, shared = weights_digest(config.pretrained), {"task": Path(config.pretrained).name}
+    keep = partial(stored, Path(config.runs) / "cells", weights=digest)
     measured = jax.jit(partial(influences, model))
-    inner = jax.jit(partial(inner_influences, model), static_argnames="layer")
-    layers = range(len(jax.tree.leaves(model.params["layers"])[0]))
-    shared = {"task": Path(config.pretrained).name}
+    if is_causal(model):
+        if not isinstance(start_id := model.config.get("bos_token_id"), int):
+            raise ValueError(f"bos_token_id must be an id to sample texts after, got {start_id!r}")
+        draw, inner = partial(sample, model, sizes[1]), partial(band_influences, model, len(start))
+        keys = [jax.random.fold_in(jax.random.key(place), 1) for place in range(num_texts)]
+        own = enumerate(partial(jax.jit(draw), model.params, key) for key in keys)
+        kinds[OWN] = [partial(keep, each, sample=n, num_tokens=sizes[1]) for n, each in own]
+    else:
+        layers = range(model.config["num_hidden_layers"])
+        of_layer = partial(inner_influences, model)
+        inner = lambda *of: jnp.stack([of_layer(*of, layer=layer) for layer in layers])  # noqa: E731
+    inner, within = jax.jit(inner), (0, 0) if is_causal(model) else special
 
     def measure(kind: str, weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
-        values, within = [], []
-        count = budget.num_texts if weights == "trained" else budget.num_inner
+        values, of_inner = [], []
+        count = num_texts if weights == "trained" else budget.num_inner
         for place, body in enumerate(kinds[kind][:count]):
-            ids, key = jnp.array([*start, *body, *end]), jax.random.key(place)
-            values.append(np.asarray(measured(params, ids, key), float))
+            ids = jnp.array([*start, *(body() if callable(body) else body), *end])
+            known = {"model": weights, "ids": ids.tolist(), "place": place}
+            arguments = params, ids, jax.random.key(place)
+            values.append(keep(partial(measured, *arguments), **known, projections=PROJECTIONS))
             if place < budget.num_inner and weights in ("trained", "random 0"):
-                within.append([np.asarray(inner(params, ids, key, layer=at)) for at in layers])
+                known |= {"bands": BANDS, "special": special}
+                of_inner.append(keep(partial(inner, *arguments), **known))
             on_progress((place + 1) / count)
-        tables = [positions(np.stack(values), special=special)]
-        if within:
-            tables.append(within_model(np.array(within, float), special=special))
-        return {"results": pd.concat(tables).assign(model=weights, corruption=kind, **shared)}
+        tables = [positions(np.array(values, float), special=special)]
+        if of_inner:
+            tables.append(within_model(np.array(of_inner, float), special=within))
+        table = pd.concat(tables).round(6)
+        return {"results": table.assign(model=weights, corruption=kind, **shared)}
 
     jobs = [
         runner.Job(f"{weights} weights, {kind}", partial(measure, kind, weights, params))
         for kind in kinds
         for weights, params in [("trained", model.params), *drawn]
     ]
-    plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
+    plan = {**budget._asdict(), "weights": digest}
     return runner.fill("influence", config, jobs, page, plan=plan)
+
+
+def stored(root: Path, measure: Callable[[], Any], **document: Any) -> np.ndarray:
+    """Returns an array stored under the hash of a document; the first time, measures it."""
+    path = root / f"influence-{identifier(document)}.npy"
+    if not path.exists():
+        np.save(content := io.BytesIO(), np.asarray(measure()))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
+    return np.load(path)
 
 
 def texts(
@@ -182,9 +222,9 @@ def pooled(model: Pretrained, states: jax.Array) -> jax.Array:
 def inner_influences(
     model: Pretrained, params: Params, ids: jax.Array, key: jax.Array, *, layer: int
 ) -> jax.Array:
-    """Returns the influence of every token on a layer's states and on the output of its heads.
+    """Returns the influence of every token on an encoder's layer and on the output of its heads.
 
-    In units of the mean over tokens, `(1 + heads, tokens)`; (1, tokens) for causal models.
+    In units of the mean over tokens, `(1 + heads, tokens)`.
     """
     mask = jnp.ones((1, len(ids)), bool)
     (embeddings,) = model.embed(ids[None], params=params)
@@ -192,30 +232,19 @@ def inner_influences(
     def outputs(x: jax.Array, keys: jax.Array) -> jax.Array:
         states = model.forward(x[None], mask, params=params).hidden_states[:, 0]
         value = pooled(model, states[layer + 1])
-        parts = [jax.random.rademacher(keys[0], (LAYER_PROJECTIONS, len(value)), x.dtype) @ value]
-        if not is_causal(model):
-            own, num_heads = (
-                params["blocks"][layer]["attention"],
-                model.config["num_attention_heads"],
-            )
-            heads = head_outputs(own, states[layer], num_heads).mean(0)
-            parts.append((jax.random.rademacher(keys[1], heads.shape, x.dtype) * heads).sum(-1))
-        return jnp.concatenate(parts)
+        signs = jax.random.rademacher(keys[0], (LAYER_PROJECTIONS, len(value)), x.dtype)
+        maps = model.attention_maps(x[None], mask, params=params)[layer, 0]
+        own = params["blocks"][layer]["attention"]["value"]
+        values = (states[layer] @ own["kernel"] + own["bias"]).reshape(len(x), len(maps), -1)
+        heads = jnp.einsum("ht,thw->hw", maps.mean(1), values)
+        of_heads = (jax.random.rademacher(keys[1], heads.shape, x.dtype) * heads).sum(-1)
+        return jnp.concatenate([signs @ value, of_heads])
 
     slopes = jax.jacrev(outputs)(embeddings, jax.random.split(key))
     squares = jnp.square(slopes).sum(-1)
     of_states, of_heads = jnp.split(squares, [LAYER_PROJECTIONS])
     each = jnp.sqrt(jnp.concatenate([of_states.sum(0, keepdims=True), of_heads]))
     return each / each.mean(-1, keepdims=True)
-
-
-def head_outputs(params: Params, states: jax.Array, num_heads: int) -> jax.Array:
-    """Returns what each head of a layer of BERT passes on, `(tokens, heads, head width)`."""
-    query, keys, values = (
-        (states @ p["kernel"] + p["bias"]).reshape(len(states), num_heads, -1)
-        for p in (params["query"], params["key"], params["value"])
-    )
-    return jax.nn.dot_product_attention(query, keys, values)
 
 
 def random_weights(model: Pretrained, seed: int) -> Params:
@@ -265,14 +294,25 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
 
 
 def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
-    """Returns rows on layers and heads, from influences `(texts, layers, 1 + heads, tokens)`."""
+    """Returns rows on layers and heads, from influences `(texts, layers, 1 + heads, tokens)`.
+
+    Of at most `MOST_LAYERS` layers, the last among them; bands of `HEADS` heads of a middle one.
+    """
     each = parts(values, special=special)
     scores = {FIRST: each["first"] / each["middle"], LAST: each["last"] / each["middle"]}
+    inner = np.square(values[..., special[0] : values.shape[-1] - special[1]])
+    for number, band in enumerate(np.array_split(inner, BANDS, axis=-1), 1):
+        scores[f"{BAND}{number}"] = np.sqrt(band.mean(-1))
     texts, layers, sites = (part.ravel() for part in np.indices(values.shape[:3]))
     names = np.array(["layer", *(f"head {n}" for n in range(1, values.shape[2]))])
     places = pd.DataFrame({"level": layers + 1, "site": names[sites], "seed": texts})
     tables = [places.assign(metric=name, score=score.ravel()) for name, score in scores.items()]
     table = tidy.summarize(pd.concat(tables)).rename(columns={"mean": "score"})
+    kept = np.arange(values.shape[1], 0, -math.ceil(values.shape[1] / MOST_LAYERS))
+    of_band = table.metric.str.startswith(BAND)
+    few = (table.level == kept[len(kept) // 2]) & table.site.isin(names[: 1 + HEADS])
+    table = table[table.level.isin(kept) & (~of_band | few | (table.site == "layer"))]
+    table["site"] = table.site.mask(of_band & (table.site == "layer"), "states")
     return table.round(4).assign(num_examples=len(values))
 
 
@@ -318,6 +358,25 @@ def influential(frame: pd.DataFrame) -> pd.DataFrame:
     return counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
 
 
+def claims(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns verdicts by the rules above, `tidy.CLAIMS`."""
+    keys = ["corruption", "weights", "part"]
+    inner = with_weights(frame[frame.metric.isin([FIRST, LAST])])
+    inner["part"] = "U-shape, share of " + inner.site.str.split(" ").str[0] + "s"
+    lowest = inner.groupby([*keys, "level", "site"], sort=False)["low"].min() > 1
+    shares = lowest.groupby(level=keys, sort=False).mean().rename("mean").reset_index()
+    tenth = influential(frame).assign(part=TENTH, paper=5.0, least=5.0)
+    tables = ratios(frame).assign(least=1.0), shares.assign(least=0.5), tenth, juntas(frame)
+    table = pd.concat(tables).sort_values("corruption", kind="stable")
+    low, high, least = table.low.fillna(table["mean"]), table.high, table.least
+    cases = {"n/a": least.isna(), "holds": low >= least, "reversed": high < least}
+    cases["too weak to tell"] = high.notna()
+    verdicts = np.select([*cases.values()], [*cases], "does not hold")
+    claim = table.part.replace({"first": FIRST, "last": LAST})
+    subject = table.corruption + ", " + table.weights
+    return table.assign(subject=subject, claim=claim, verdict=verdicts)[[*tidy.CLAIMS]]
+
+
 def curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Returns the influence by position with intervals, means over draws of random weights."""
     rows = with_weights(rows).assign(variance=rows.standard_error**2)
@@ -331,21 +390,19 @@ def curves(rows: pd.DataFrame) -> pd.DataFrame:
 def page(folder: Path) -> report.Page:
     """The page of a run."""
     frame = tidy.read(folder)
-    picture = report.facets(
-        "Influence of a token by its position",
-        curves(frame[frame.metric == "relative influence"]), x="level", hue="weights",
-        col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
-    )  # fmt: skip
-    tenth = influential(frame).assign(part=f"positions with {INFLUENTIAL:.0%}")
-    output = pd.concat([ratios(frame), juntas(frame), tenth])
-    output["line"] = output.corruption + ", " + output.weights
-    output["metric"] = output.part.replace({"first": FIRST, "last": LAST})
-    states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
-    layers = ", layer " + states.level.map("{:g}".format)
-    states["line"] = states.corruption + ", " + states.model + layers
-    tables = [
-        report.grid(rows, "line", "metric", caption, cell=partial(report.bracketed, digits=2))
-        for caption, rows in {"Output": output, "States of layers": states}.items()
-    ]
-    title = "Influence of tokens by position"
-    return report.Page(title, pictures={"influence": picture}, tables=tables)
+    relative: dict[str, Any] = {"ylabel": "influence / mean", "least_range": 1.0}
+    lines, x = curves(frame[frame.metric == "relative influence"]), {"x": "level"}
+    look = {"row": "corruption", "hue": "weights", "xlabel": "position", **x, **relative}
+    pictures = {"influence": report.facets("Output", lines, **look)}
+    bands = with_weights(frame[frame.metric.str.startswith(BAND)]).rename(columns={"score": "mean"})
+    if len(bands):
+        x = {"x": "band", "xlabel": f"position, {BANDS}ths"}
+        bands["band"] = bands.metric.str.removeprefix(BAND).astype(int)
+        look = {"row": "weights", "col": "corruption", "y": "level", "ylabel": "layer", **x}
+        states, last = bands.site == "states", bands.corruption == bands.corruption.iloc[-1]
+        pictures["layers"] = report.heat("Layers", bands[states], label="influence / mean", **look)
+        heads, look = bands[~states & last], {"col": "weights", "hue": "site", **x, **relative}
+        title = f"Heads of layer {heads.level.iloc[0]:g}, {heads.corruption.iloc[0]}"
+        pictures["heads"] = report.facets(title, heads, **look)
+    title, tables = "Influence of tokens by position", [report.verdicts(claims(frame))]
+    return report.Page(title, pictures=pictures, tables=tables)

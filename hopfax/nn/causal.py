@@ -108,13 +108,8 @@ def gemma2(config: Settings) -> Forward:
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return (
-                x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)),
-                weights,
-                mixed,
-                keys,
-                values,
-            )
+            x = x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden))
+            return x, weights, mixed, keys, values
 
         final, layers = partial(norm, params["norm"]), params["layers"]
         states, *parts = _run_layers(block, embeddings, layers, cache, windows, final=final)
