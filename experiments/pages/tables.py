@@ -12,7 +12,7 @@ import pandas as pd
 from experiments import tidy
 from experiments.noise_stability import encoder, influence, outcomes, tail_mass, theory
 from experiments.pages.values import RESULTS, WORDS, frame, runs
-from experiments.robertha import attractors, norms, spectra
+from experiments.robertha import attractors, convergence, norms, spectra
 
 # Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
 CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
@@ -65,7 +65,10 @@ def encoders(minus: str = "") -> pd.DataFrame:
 
 
 # Run's suite -> its claims about what the parts of Robertha do.
-CLAIMS = {"norms": norms.claims, "spectra": spectra.claims, "attractors": attractors.claims}
+CLAIMS = {
+    "norms": norms.claims, "spectra": spectra.claims, "attractors": attractors.claims,
+    "convergence": convergence.claims, "steps": convergence.claims_of_steps,
+}  # fmt: skip
 
 
 def mechanism() -> pd.DataFrame:
