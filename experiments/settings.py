@@ -231,10 +231,10 @@ class Flags(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(Run):
-    """Flags of every experiment on a pretrained encoder and raw data sets."""
+    """Flags of every experiment on a pretrained model and raw data sets."""
 
     pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
+    """Folder of a pretrained model in the Hugging Face layout."""
     data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of the raw data sets."""
 
