@@ -136,8 +136,7 @@ def run(config: Config) -> Path:
         values, of_inner = [], []
         count = num_texts if weights == "trained" else budget.num_inner
         for place, body in enumerate(kinds[kind][:count]):
-            text: Any = body() if callable(body) else body
-            ids = jnp.array([*start, *text, *end])
+            ids = jnp.array([*start, *(body() if isinstance(body, partial) else body), *end])
             known = {"model": weights, "ids": ids.tolist(), "place": place}
             arguments = params, ids, jax.random.key(place)
             values.append(keep(partial(measured, *arguments), **known, projections=PROJECTIONS))
