@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments import figures, gaussian, tidy
 from experiments.noise_stability import influence, theory
-from experiments.pages.tables import CLAIMED, rows_of, table
+from experiments.pages.tables import rows_of, table
 from experiments.pages.values import claims, frame, runs, scores, smoothed, value
 from experiments.paper import paper_score
 from experiments.robertha import norms
@@ -153,8 +153,10 @@ def memory_smoothing() -> Figure:
 
 TITLES = {
     "measured": "measured stability", "trained": "MiniLM", "random": "random weights",
-    "addition": "modular addition", "parity": "parity, 20 bits",
-    "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits",
+    "baseline": "no regularizer", "stability_reg": "regularizer, S = 1",
+    "stability_reg-negative": "regularizer, S = 0", "train_accuracy": "accuracy, training",
+    "accuracy": "accuracy, validation", "train_loss": "loss, training", "loss": "loss, validation",
+    "S": "noise stability", "constant": "stability of the target",
 }  # fmt: skip
 
 
@@ -177,12 +179,22 @@ def noise_stability_influence() -> Figure:
 
 
 @drawn
-def noise_stability_savings() -> Figure:
-    """Steps and compute that the regularizer saves."""
-    saved = tidy.ordered(tidy.select(table("savings"), model="stability_reg"), "run", list(CLAIMED))
-    return figures.forest(
-        saved, label="run", hue="unit", titles=TITLES, xlabel="percent saved", least=-200
+def noise_stability_grokking() -> Figure:
+    """Accuracy, stability and losses while networks grok, by orientation of the regularizer."""
+    curves = rows_of("grokking-curves")
+    curves["S"] = curves.agreement / curves.confidence
+    percent = ["train_accuracy", "accuracy", "S"]
+    curves[percent] = 100 * curves[percent]
+    table = curves.melt(
+        ["arm", "step", "target"], [*percent, "train_loss", "loss"], "curve", "mean"
     )
+    shares = table.curve.isin(percent)
+    table = table.assign(low=np.nan, high=np.nan, unit=np.where(shares, "%", "nats"))
+    table["constant"] = 100 * table.target.where(shares)
+    return figures.facets(
+        table, x="step", hue="curve", col="arm", row="unit", titles=TITLES, xlabel="step",
+        ylabel="", least_range=1.0, log=True,
+    )  # fmt: skip
 
 
 @drawn
