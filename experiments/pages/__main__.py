@@ -26,8 +26,9 @@ NAMES = {
     for each in (
         values.claims, values.surviving, values.cell, values.score, values.glue, values.lead,
         values.differences, values.value, values.kept, values.gain, values.cost, values.command,
-        values.recovered, values.certified, values.number, values.snr, values.is_learned,
-        tables.lines, tables.line, paper_score, report.bracketed, tidy.select, tidy.clear,
+        values.recovered, values.shannon, values.certified, values.number, values.snr,
+        values.is_learned, tables.lines, tables.line, paper_score, report.bracketed, tidy.select,
+        tidy.clear,
     )
 }  # fmt: skip
 

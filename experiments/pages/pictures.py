@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 
 from experiments import figures, gaussian, tidy
+from experiments.memory import language
 from experiments.noise_stability import influence, theory
 from experiments.pages.tables import rows_of, table
-from experiments.pages.values import claims, frame, runs, scores, smoothed, value
+from experiments.pages.values import claims, frame, runs, scores, shannon, smoothed, value
 from experiments.paper import paper_score
 from experiments.robertha import norms
 
@@ -119,16 +120,12 @@ def shares(rows: pd.DataFrame, names: dict[str, str], **options: Any) -> Figure:
 @drawn
 def memory_priors() -> Figure:
     """Tokens recovered with several priors."""
-    rows = tidy.select(
-        frame("memory-context", "context"), task="mrpc", metric="recovered", protocol="matched"
-    )
-    rows = rows[rows.snr_db < 0].sort_values("snr_db")
-    return shares(
-        rows.assign(limit=value("memory", "minilm", task="mrpc")["limit"]),
-        {"uniform": "nearest token", "unigram": "memory, token frequencies",
-         "bigram": "bigrams", "both": "bigrams and encoder"},
-        x="snr_db", xlabel=figures.SNR, ylabel="tokens recovered, %",
-    )  # fmt: skip
+    rows = tidy.select(frame("memory-language", "mrpc"), metric="recovered", protocol="matched")
+    rows = rows.sort_values("snr_db").assign(limit=shannon("beam", "mrpc"))
+    names = {
+        name: language.TITLES[name] for name in ("nearest", "unigram", "bigram", "greedy", "beam")
+    }
+    return shares(rows, names, x="snr_db", xlabel=figures.SNR, ylabel="tokens recovered, %")
 
 
 @drawn

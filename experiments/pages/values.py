@@ -19,6 +19,7 @@ import pandas as pd
 
 from experiments import gaussian, report, tidy
 from experiments.memory import smoothing
+from hopfax.hopfield import capacity_snr_db
 
 RESULTS = Path(__file__).parents[1] / "results"
 NOT_LEARNED, AT_BASELINE, UNTESTED = "not learned", "at baseline", "untested"
@@ -155,9 +156,15 @@ def differences(suite: str, run: str, over: str, **where: Any) -> pd.DataFrame:
 
 def recovered(prior: str, task: str, share: float) -> float:
     """The SNR in dB at which a share of the tokens is recovered with a prior, interpolated."""
-    where = {"model": prior, "task": task, "metric": "recovered", "protocol": "matched"}
-    rows = tidy.select(frame("memory-context", "context"), **where).sort_values("score")
-    return float(np.interp(share, rows.score, rows.snr_db))
+    where = {"model": prior, "metric": "recovered", "protocol": "matched"}
+    rows = tidy.select(frame("memory-language", task), **where).sort_values("score")
+    return float(np.interp(share, rows.score, rows.snr_db, left=np.nan, right=np.nan))
+
+
+def shannon(prior: str, task: str) -> float:
+    """The Shannon limit in dB of a prior of a language model's tokens."""
+    rows: Any = tidy.select(frame("memory-language", task), metric="bits", model=prior)
+    return float(capacity_snr_db(rows.score.iloc[0], width=int(rows.width.iloc[0])))
 
 
 @functools.cache
