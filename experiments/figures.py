@@ -52,6 +52,10 @@ LOOKS = {
     "trained": Look("#0072B2", "o", "-"),
     "random": Look("#8a8a8a", "s", "--"),
     "nearest": Look("#009E73", "^", "-."),
+    "unigram": Look("#E69F00", "P", "--"),
+    "bigram": Look("#882255", "h", ":"),
+    "greedy": Look("#D55E00", "v", "--"),
+    "beam": Look("#0072B2", "o", "-"),
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]
