@@ -168,7 +168,7 @@ def noise_stability_theory() -> Figure:
 @drawn
 def noise_stability_influence() -> Figure:
     """Influence of each position on the output, with trained and with random weights."""
-    rows = tidy.select(rows_of("influence"), metric="relative influence")
+    rows = tidy.select(rows_of("influence", "minilm"), metric="relative influence")
     return figures.facets(
         influence.curves(rows), x="level", hue="weights", col="corruption", titles=TITLES,
         xlabel="position of the token", ylabel="influence / mean over positions", least_range=1.0,

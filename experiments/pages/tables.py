@@ -28,15 +28,15 @@ def rows_of(suite: str, run: str = "") -> pd.DataFrame:
     return rows[rows["run"] == run] if run else rows
 
 
-def ends() -> pd.DataFrame:
+def ends(run: str) -> pd.DataFrame:
     """Influence of both ends of a text relative to its middle."""
-    table = influence.ratios(rows_of("influence"))
-    return table.assign(part=table.part.str.split(" ").str[0])
+    table = influence.ratios(rows_of("influence", run))
+    return table.assign(part=table.part.str.split(" ").str[0], run=run)
 
 
 def raised_layers() -> pd.DataFrame:
     """Influence of both ends on the layers of MiniLM whose states have a U-shape."""
-    layers = tidy.select(rows_of("influence"), site="layer", model="trained")
+    layers = tidy.select(rows_of("influence", "minilm"), site="layer", model="trained")
     layers = layers.assign(weights="trained", mean=layers.score)
     return layers[layers.groupby(["corruption", "level"]).low.transform("min") > 1]
 
@@ -84,13 +84,16 @@ def mechanism() -> pd.DataFrame:
     return pd.concat(parts).replace({"verdict": WORDS})
 
 
+MODELS = ("minilm", "smollm2")  # whose influence was measured
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "mechanism": mechanism,
     "theory": lambda: rows_of("theory"),
     "formulas": lambda: theory.distances(rows_of("theory")),
-    "ends": ends,
-    "juntas": lambda: influence.juntas(rows_of("influence")),
-    "influential": lambda: influence.influential(rows_of("influence")),
+    "ends": lambda: pd.concat(map(ends, MODELS)),
+    "juntas": lambda: influence.juntas(rows_of("influence", "minilm")),
+    "influential": lambda: pd.concat(
+        influence.influential(rows_of("influence", run)).assign(run=run) for run in MODELS
+    ),
     "raised layers": raised_layers,
     "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),
     "bounds, fine-tuned": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm_sst2")),
