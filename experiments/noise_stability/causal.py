@@ -19,9 +19,9 @@ BANDS = 16
 def band_influences(
     model: Pretrained, special: int, params: Params, ids: jax.Array, key: jax.Array
 ) -> jax.Array:
-    """Returns the influence of each band on what layers and heads have at the last token.
+    """Returns the influence of each band on layers and heads at the last token.
 
-    In units of the mean over bands, `(layers, 1 + heads, BANDS)`. No band has the first `special`
+    In units of the mean over bands, `(layers, 1 + heads, BANDS)`. Bands exclude the first `special`
     tokens.
     """
     _, config = find_family(model.config)

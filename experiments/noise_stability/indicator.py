@@ -53,8 +53,8 @@ def measurements(history: Any, target: float, reached: np.ndarray) -> dict[str, 
     at_fit, at_end = (
         stability[np.nan_to_num(each).astype(int), runs] + 0 * each for each in (fit, epochs - 1)
     )
-    losses, fall = (history.loss, history.train_loss), fall_time(stability, target)
-    of_loss, of_training = (fall_time(each, each.min(axis=0)) for each in losses)
+    fall = fall_time(stability, target)
+    of_loss, of_training = map(fall_time, (history.loss, history.train_loss))
     after = np.where(np.arange(len(stability))[:, None] < fit, at_fit, stability)
     best, closest, lowest = (
         100 * history.accuracy[each.argmin(axis=0), runs]
@@ -72,12 +72,17 @@ def measurements(history: Any, target: float, reached: np.ndarray) -> dict[str, 
     }
 
 
-def fall_time(curves: np.ndarray, end: np.ndarray | float) -> np.ndarray:
-    """`(runs,)` epochs, from 0, at which curves, `(epochs, runs)`, fall half-way to `end`."""
-    epochs = np.arange(len(curves))[:, None]
-    peak = np.where(epochs <= curves.argmin(axis=0), curves, -np.inf).argmax(axis=0)
-    half = (curves[peak, np.arange(len(peak))] + end) / 2
-    met = (epochs > peak) & (curves <= half)
+def fall_time(curves: np.ndarray, end: np.ndarray | float | None = None) -> np.ndarray:
+    """`(runs,)` epochs, from 0, at which `(epochs, runs)` fall half-way; nan for one that rises.
+
+    Without an end, curves are losses, which end at their minimum.
+    """
+    epochs, last = np.arange(len(curves))[:, None], len(curves)
+    if end is None:
+        end, last = curves.min(axis=0), curves.argmin(axis=0)
+    peak = np.where(epochs <= last, curves, -np.inf).argmax(axis=0)
+    top = curves[peak, np.arange(len(peak))]
+    met = (epochs > peak) & (curves <= (top + end) / 2) & (top > end)
     return np.where(met.any(axis=0), met.argmax(axis=0), np.nan)
 
 
@@ -86,6 +91,8 @@ def claims(frame: pd.DataFrame) -> pd.DataFrame:
     rows, lines = tidy.select(frame, metric=[*SIGNS, *MARGINS]), []
     for _, row in tidy.summarize(rows[["task", "model", "metric", "seed", "score"]]).iterrows():
         low, high, paper = row.low, row.high, np.nan
+        if row.metric in MARGINS and row.num_seeds >= tidy.MIN_SEEDS:  # seeds may agree exactly
+            low, high = (row["mean"] if np.isnan(end) else end for end in (low, high))
         verdict = tidy.verdict(low, high, 10.0)
         if row.metric in MARGINS and verdict != "n/a":
             (least, most), paper = MARGINS[row.metric], 0.0

@@ -23,7 +23,7 @@ class Decoded(NamedTuple):
     index: Int[Array, " tokens"]
     value: Float[Array, "tokens width"]  # the patterns of these indices
     log_probability: Float[Array, ""]  # of index and text, up to a constant
-    margin: Float[Array, ""]  # log-probability over that of the runner-up; inf if there is none
+    margin: Float[Array, ""]  # log-probability minus that of the runner-up; inf if none
 
 
 def beam_decode(
@@ -43,33 +43,33 @@ def beam_decode(
 
     $$\sum_t \log p(v_t | v_1, \ldots, v_{t-1}) - \frac{\|x_t - e_{v_t}\|^2}{2 \sigma^2}$$
 
-    over the patterns nearest to each $x_t$. With a prior that reads nothing, each token is the
-    `index` of `denoise`. A prior that is sure of itself follows its own errors: mix it with
-    frequencies, see `hopfax.nn.recall_text`.
+    over the patterns nearest to each $x_t$. With a prior that ignores context, each token is the
+    `index` of `denoise`, if that is among its candidates. Overconfident priors propagate errors:
+    mix them with frequencies, see `hopfax.nn.recall_text`.
 
     Args:
         noisy: One noisy pattern a row, at least one.
         patterns: Clean patterns $e_v$, one a row.
         step: `step(state, token)` returns the state after a token, and the log-probabilities of
-            the next one, -inf where impossible. Before the text, `token` is -1. It is compiled for
-            one sequence and mapped over the beam.
+            the next one, -inf where impossible. Before the text, `token` is -1. It is
+            written for one sequence and mapped over the beam.
         state: The state before the text, a pytree of arrays.
         sigma: Standard deviation of the noise in each coordinate, > 0, for the text or for each
             token; None integrates it out for each token, as in `denoise`.
-        beam: Sequences that are kept, >= 1. A beam of 1 is greedy.
-        num_candidates: Patterns that a token can become, >= 1; all, if there are fewer.
+        beam: Number of sequences kept, >= 1. A beam of 1 is greedy.
+        num_candidates: Candidates of each token, >= 1; all patterns, if there are fewer.
         mask: True where a token is real; None means all. Padding must come last.
 
     Returns:
         `Decoded`, in float32 at least. Padding has index 0 and value 0. If the prior excludes all
-        candidates of a token, `log_probability` is -inf, `margin` 0, and the index means nothing.
+        candidates of a token, `log_probability` is -inf, `margin` 0, and `index` arbitrary.
 
     Raises:
         TypeError, ValueError: A shape, type or number is not as above.
 
     Differentiation:
-        Of `log_probability` and `margin` in all arrays, `sigma`, and what `step` closes over; of
-        `value` in `patterns`. The choice of tokens has no derivative.
+        `log_probability` and `margin`, in all arrays, `sigma`, and what `step` closes over; `value`
+        in `patterns`. The choice of tokens has no derivative.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -92,12 +92,13 @@ def beam_decode(
     num_candidates = min(num_candidates, len(patterns))
     length, dtype = len(noisy), real_type(noisy, patterns)
     real = full_mask(mask, (length,))
+    noisy = jnp.where(real[:, None], noisy, 0)  # padding may be nan
     if sigma is not None:
-        sigma = jnp.broadcast_to(jnp.asarray(sigma, dtype), (length,))
+        least = jnp.finfo(dtype).tiny ** 0.4  # as in `candidates`
+        sigma = jnp.where(real, jnp.asarray(sigma, dtype), 1)
+        sigma = jnp.where(sigma > 0, jnp.clip(sigma, least, 1 / least), jnp.nan)
     options = {"patterns": patterns, "count": num_candidates}
-    index, likelihood = jax.vmap(lambda x, s: candidates(x, sigma=s, **options))(
-        jnp.where(real[:, None], noisy, 0), sigma
-    )
+    index, likelihood = jax.vmap(lambda x, s: candidates(x, sigma=s, **options))(noisy, sigma)
     if sigma is not None:  # what `candidates` leaves out
         likelihood -= 0.5 * jnp.sum(jnp.square(noisy / sigma[:, None]), axis=1, keepdims=True)
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count, check_range, check_shape, full_mask
 from hopfax.hopfield import Decoded, beam_decode
+from hopfax.hopfield.denoise import check_values
 from hopfax.nn.causal import CAUSAL, Cache
 from hopfax.nn.families import find_family
 from hopfax.nn.functional import Params
@@ -35,15 +36,15 @@ def language_prior(
         model: A GPT-2, Gemma-2 or Llama, from `load_pretrained`.
         num_tokens: Tokens that the cache has room for, from 1 to the model's `max_length`.
         start: Id of the token before the text; None takes `bos_token_id` of the configuration.
-        mixture: Share $m$ of `log_prior`, in [0, 1], in $(1 - m) p_{LM} + m \pi$. A language model
-            that has read a wrong token is too sure of the next one; a share of 0.1 to 0.3 helps.
+        mixture: Share $m$ of `log_prior`, in [0, 1], in $(1 - m) p_{LM} + m \pi$. After a
+            wrong token, language models are overconfident; a share of 0.1 to 0.3 helps.
         log_prior: Log-probabilities $\log \pi$ of tokens, such as their frequencies, normalized;
             None: uniform.
         params: Parameters of the model; None takes `model.params`. Within `jax.jit`, pass them as
             an argument: the default becomes a constant.
 
     Returns:
-        `step(cache, token)`, which returns the cache with the token, -1 for `start`, and the
+        `step(cache, token)`, which returns the cache with the token (-1: `start`) and the
         log-probabilities of the next one; and the cache. See `hopfax.hopfield.beam_decode`.
 
     Raises:
@@ -77,7 +78,7 @@ def recall_text(
     """Recovers the tokens of noisy texts, with a causal language model as their prior.
 
     The sum of a text's log-probability and of the log-likelihoods of its noisy vectors is maximized
-    by beam search. Memory is that of `batch * beam` caches of keys and values: pass large sets in
+    by beam search. It allocates `batch * beam` caches of keys and values: pass many texts in
     batches.
 
     Args:
@@ -89,7 +90,7 @@ def recall_text(
         beam: See `beam_decode`.
         num_candidates: See `beam_decode`.
         start: See `language_prior`.
-        mixture: See `language_prior`.
+        mixture: See `language_prior`; 0.1 by default.
         log_prior: See `language_prior`.
 
     Returns:
@@ -136,6 +137,7 @@ def _check(model: Pretrained, num_tokens: int, start: Any, mixture: Any, log_pri
     check_count(0, size - 1, start=start)
     check_count(1, model.max_length, num_tokens=num_tokens)
     check_range(0, 1, mixture=mixture)
+    check_values(log_prior=log_prior)
     if log_prior is not None:
         check_shape((size,), log_prior=log_prior)
     return start

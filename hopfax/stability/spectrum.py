@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_range, is_tracing, one_array
+from hopfax.checks import check_count, check_range, is_traced, is_tracing, one_array
 from hopfax.stability.batches import map_batches
 from hopfax.stability.estimators import Fn, Pair, estimator, sum_of_products
 from hopfax.stability.noise import gaussian_pair
@@ -296,6 +296,12 @@ def concentration_degree(delta: Numbers, epsilon: Numbers, rho: Numbers) -> Int[
     check_range(0, 1, ends="(]", epsilon=epsilon)
     ratio = jnp.asarray(delta, jnp.result_type(float)) / epsilon
     check_range(0, 1, ends="[)", **{"delta / epsilon": ratio})
-    # The factor keeps rounding from adding a degree to an integer.
-    degree = jnp.log1p(-ratio) / jnp.log(rho) * (1 - 8 * jnp.finfo(ratio.dtype).eps)
-    return jnp.maximum(jnp.ceil(degree), 1).astype(int)
+    if is_traced((delta, epsilon, rho)):
+        degree = jnp.log1p(-ratio) / jnp.log(rho) * (1 - 8 * jnp.finfo(ratio.dtype).eps)
+        return jnp.maximum(jnp.ceil(degree), 1).astype(int)
+    # In double precision: near rho = 1, rounding would change the degree. The factor keeps it from
+    # adding one to an integer.
+    exact = np.asarray(delta, float) / np.asarray(epsilon, float)
+    degree = np.log1p(-exact) / np.log1p(np.asarray(rho, float) - 1) * (1 - 1e-12)
+    check_range(0, np.iinfo(np.int32).max, degree=degree)
+    return jnp.asarray(np.maximum(np.ceil(degree), 1).astype(np.int32), int)

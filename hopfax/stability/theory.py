@@ -94,9 +94,12 @@ def linear_recurrence(
     check_count(0, num_layers=num_layers)
     check_range(0, value_norm=value_norm)
     rho = _rho(rho)
-    left = np.reshape((value_norm**2 / 4) ** np.arange(num_layers + 1), (-1, *[1] * rho.ndim))
-    added = jnp.asarray((np.cumsum(left, axis=0) - left) / (2 * np.pi), rho.dtype)
-    return jnp.asarray(left, rho.dtype) * rho[None] + added
+    with np.errstate(over="ignore"):
+        left = (value_norm**2 / 4) ** np.arange(num_layers + 1.0)
+        added = np.append(0, np.cumsum(left[:-1])) / (2 * np.pi)
+        parts = [np.reshape(each, (-1, *[1] * rho.ndim)) for each in (left, added)]
+        left, added = (jnp.asarray(each.astype(rho.dtype)) for each in parts)
+    return left * rho[None] + added
 
 
 def transformer_recurrence(

@@ -98,6 +98,10 @@ def test_padding_changes_nothing():
     for padded, alone in zip(whole, search(), strict=True):
         np.testing.assert_allclose(padded[:TOKENS] if padded.ndim else padded, alone, rtol=1e-6)
     assert not whole.value[TOKENS:].any()
+    noisy, mask = jnp.pad(NOISY, ((0, 2), (0, 0)), constant_values=jnp.nan), jnp.arange(6) < TOKENS
+    slope = jax.grad(lambda sigma, *text: search(*text, sigma=sigma, mask=mask).log_probability)
+    alone = jax.grad(lambda sigma: search(sigma=sigma).log_probability)
+    np.testing.assert_allclose(slope(SIGMA, noisy), alone(SIGMA), rtol=1e-5)
 
 
 def test_texts_are_mapped_and_the_log_probability_is_differentiable():

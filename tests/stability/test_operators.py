@@ -34,6 +34,12 @@ def test_hermite_coefficients_of_an_exponential(num_points):
     assert not np.isfinite(hermite_coefficients(jnp.log, degree=4)).any()
 
 
+@pytest.mark.parametrize(("degree", "num_points"), [(63, 64), (100, 200)])
+def test_coefficients_of_high_degree_are_exact(degree, num_points):
+    found = hermite_coefficients(partial(hermite, 20), degree=degree, num_points=num_points)
+    np.testing.assert_allclose(found, np.arange(degree + 1) == 20, atol=1e-4)
+
+
 @pytest.mark.parametrize("rho", (-1.0, -0.6, 0.0, 1.0))
 def test_the_operator_scales_hermite_polynomials(rho):
     def fn(x):

@@ -111,6 +111,7 @@ def test_tail_bound_holds_and_is_lemma_1():
     assert concentration_degree(delta, 1.001 * epsilon, rho) == degree
     assert concentration_degree(delta, 0.999 * epsilon, rho) == degree + 1
     assert concentration_degree(jnp.array([0.75, 0.0]), 1.0, 0.5).tolist() == [2, 1]
+    assert concentration_degree(0.05, 0.1, 0.999999) == 693147
 
 
 def test_an_estimate_above_the_variance_proves_no_empty_tail():
