@@ -154,7 +154,7 @@ def with_loud_tokens(cell: Cell) -> Cell:
     """Returns the trained model with louder vectors for tokens that tell its two classes apart.
 
     By 1 + |log(p(token | 1) / p(token | 0))| in the training rows. The LayerNorm after the
-    embeddings undoes most of it, but the same noise per text harms these tokens less.
+    embeddings undoes most of this. Noise of one SNR for each text harms these tokens less.
     """
     train, size = cell.data.train, cell.data.vocabulary.size
     real = np.arange(train.ids.shape[-1]) < train.lengths[..., None]

@@ -31,7 +31,7 @@ def first_screen():
 @pytest.mark.parametrize(
     ("measured", "limit"),
     [
-        pytest.param(lambda: lines(*files(ROOT / "hopfax", "*.py")), 14_930, id="hopfax"),
+        pytest.param(lambda: lines(*files(ROOT / "hopfax", "*.py")), 14_925, id="hopfax"),
         pytest.param(lambda: lines(*files(EXPERIMENTS, "*.py")), 11_740, id="experiments"),
         pytest.param(lambda: lines(*files(ROOT / "tests", "*.py")), 13_960, id="tests"),
         pytest.param(lambda: max(map(lines, files(EXPERIMENTS, "*.py"))), 450, id="longest file"),

@@ -117,7 +117,7 @@ def run(config: Config) -> Path:
     kinds: dict[str, Any] = dict(texts(config.pretrained, *sizes, text_file=config.text_file))
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
     digest, shared = weights_digest(config.pretrained), {"task": Path(config.pretrained).name}
-    keep = partial(stored, Path(config.runs) / "cells", weights=digest)
+    keep = partial(load_or_measure, Path(config.runs) / "cells", weights=digest)
     measured = jax.jit(partial(influences, model))
     if is_causal(model):
         if not isinstance(start_id := model.config.get("bos_token_id"), int):
@@ -159,8 +159,8 @@ def run(config: Config) -> Path:
     return runner.fill("influence", config, jobs, page, plan=plan)
 
 
-def stored(root: Path, measure: Callable[[], Any], **document: Any) -> np.ndarray:
-    """Returns an array stored under the hash of a document; the first time, measures it."""
+def load_or_measure(root: Path, measure: Callable[[], Any], **document: Any) -> np.ndarray:
+    """Returns the array under the hash of a document; measures and stores it the first time."""
     path = root / f"influence-{identifier(document)}.npy"
     if not path.exists():
         np.save(content := io.BytesIO(), np.asarray(measure()))

@@ -306,7 +306,7 @@ def attention_interval(
 def propagate_interval(
     interval: tuple[Numbers, Numbers], *, num_layers: int, num_tokens: int
 ) -> Interval:
-    r"""Propagates bounds on correlations through wide random layers of attention and ReLU.
+    r"""Propagates bounds on correlations through wide layers of attention and ReLU (section 5.3).
 
     $$[\rho_\ell, \rho_r] \mapsto [2 t\, R(\rho_\ell/t),\; 2 R(\rho_r)], \qquad
     t = \rho_\ell + (q - \rho_\ell)/n$$
@@ -318,23 +318,19 @@ def propagate_interval(
     whose weights $W_V \sim \mathcal N(0, 2/d)$ are independent of the scores.
 
     Args:
-        interval: Bounds, in [0, 1]; the lower one also holds within X. Independent tokens with
-            noise have $[0, \rho]$.
+        interval: Bounds, in [0, 1], the lower one also within X; [0, rho] of independent tokens.
         num_layers: Number of layers, >= 0.
-        num_tokens: $n$, >= 1; 1 is a network of ReLU layers alone.
+        num_tokens: $n$, >= 1; 1: ReLU layers alone.
 
     Returns:
-        Bounds on the input's and every layer's stability per output. If the columns of $W_V$ have
-        norm $\gamma$, that of layer $l$ is $(\gamma^2/2)^l$ times this.
+        Bounds on the input's and every layer's stability per output, times $(\gamma^2/2)^l$ at
+        layer $l$ if the columns of $W_V$ have norm $\gamma$.
 
     Example:
         >>> from hopfax.stability.theory import propagate_interval
         >>> low, high = propagate_interval((0.0, 0.5), num_layers=2, num_tokens=1)
         >>> [round(float(end[-1]), 3) for end in (low, high)]
         [0.494, 0.684]
-
-    References:
-        Noise Stability of Transformer Models, section 5.3.
     """
     low, high = (_rho(end, low=0) for end in interval)
     check_count(0, num_layers=num_layers)
