@@ -14,11 +14,12 @@ import scipy.stats
 from nn import checkpoints
 from safetensors.numpy import load_file, save_file
 
-from hopfax import command, measure, stability
+from hopfax import command, measure, stability, text_model
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
 from hopfax.data.tokenize import WordPiece, text_tokenizer
 from hopfax.nn import load_pretrained, robertha, tinybert, with_memory
+from hopfax.text_model import NativeModel, load_text_model
 
 WORDS = "abcdefghijklmnop"
 STARS = [f"{count} stars" for count in range(1, 6)]
@@ -95,7 +96,7 @@ def test_robustness_of_an_encoder_is_a_rank_correlation(encoder, pairs, tmp_path
     assert recalled == pytest.approx(clean, abs=0.1) and noisy != recalled
     assert {"README.md", "figure.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     texts = ((f"{a} {b}", f"{b} {a}") for a, b in itertools.pairwise(WORDS))
-    first, second = map(measure.TextEncoder(encoder).outputs, zip(*texts, strict=True))
+    first, second = map(load_text_model(encoder).outputs, zip(*texts, strict=True))
     labels = np.arange(len(first)) % 5
     ranks = scipy.stats.spearmanr(np.sum(first * second, axis=1), labels).statistic
     assert clean == pytest.approx(100 * ranks, abs=0.01)
@@ -126,7 +127,7 @@ def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_
     columns = ("--text", "first", "--pair", "second", "--label", "score")
     clean = run(tmp_path / "out", "robustness", model, "--dev", pairs, *columns)[0]
     texts = [(f"{a} {b}", f"{b} {a}") for a, b in itertools.pairwise(WORDS)]
-    predicted = measure.TextEncoder(model).outputs(texts)[:, 0]
+    predicted = load_text_model(model).outputs(texts)[:, 0]
     ranks = scipy.stats.spearmanr(predicted, np.arange(len(texts)) % 5).statistic
     assert float(clean["score"]) == pytest.approx(100 * ranks, abs=0.01)
     assert command.main(["stability", str(model), "--texts", str(pairs)]) == 1
@@ -158,7 +159,7 @@ def test_outputs_are_the_probabilities_of_the_classifier(classifier, remembering
         (classifier, ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]),
         (remembering, [("a b", "c d e"), ("f g h", "i")]),
     ):
-        outputs = measure.TextEncoder(folder).outputs(texts)
+        outputs = load_text_model(folder).outputs(texts)
         expected = Classifier.load(folder).predict(texts).probabilities
         np.testing.assert_allclose(outputs, expected, rtol=1e-4)
         assert len(set(outputs[:, 0].tolist())) == len(texts)
@@ -169,7 +170,7 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
     assert [row["layer"] for row in rows] == ["1", "output"] * 5
     rows = rows[1::2]
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
-    loaded = measure.TextEncoder(classifier)
+    loaded = NativeModel(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
     tokens = loaded.apply(loaded.params, ids, method="embed_tokens")
     types = loaded.apply(loaded.params, ids, method="token_types")
@@ -186,8 +187,8 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
 def test_influence_on_a_layers_mean_hidden_state(family, tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_DRAWS", 2)
-    monkeypatch.setattr(measure, "_DRAWS_DB", 200.0)  # all copies are the same
+    monkeypatch.setattr(text_model, "_DRAWS", 2)
+    monkeypatch.setattr(text_model, "_DRAWS_DB", 200.0)  # all copies are the same
     folder = tiny_folder(tmp_path / family, family)
     model, mask = load_pretrained(folder), np.ones((1, 5), bool)
     tokens = model.embed(np.array([[2, 4, 5, 6, 3]]))
@@ -205,10 +206,10 @@ def test_influence_on_a_layers_mean_hidden_state(family, tmp_path, monkeypatch):
 
 
 def test_random_directions_estimate_the_derivative_with_an_error(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_DRAWS_DB", 200.0)  # all copies are the same
+    monkeypatch.setattr(text_model, "_DRAWS_DB", 200.0)  # all copies are the same
     values = []
     for count in (4, 4096):  # four directions, and all eight coordinates
-        monkeypatch.setattr(measure, "_PROJECTIONS", count)
+        monkeypatch.setattr(text_model, "_PROJECTIONS", count)
         rows = run(tmp_path / str(count), "influence", encoder, "a b c")[1::2]  # of two layers
         values.append([float(row["influence"]) for row in rows])
         relative = [float(row["standard_error"]) / float(row["influence"]) for row in rows]
@@ -227,23 +228,25 @@ def test_replacement_changes_all_tokens_but_the_special_ones(special, tmp_path, 
         replaced.append(int(mask.sum(1).max()))
         return ids
 
-    monkeypatch.setattr(measure, "_replaced", count)
+    monkeypatch.setattr(text_model, "_replaced", count)
     with jax.disable_jit():
-        measure.TextEncoder(folder).outputs(["a b a", "a"], "replacement", 0.5)
+        load_text_model(folder).outputs(["a b a", "a"], "replacement", 0.5)
     assert max(replaced) == 3
 
 
 def test_replacement_keeps_what_the_mask_excludes():
     mask = jnp.array([[False, True, True, False], [False, True, False, False]])
     keys = jax.random.split(jax.random.key(0), 2)
-    ids = measure._replaced(keys, jnp.zeros((2, 4), int), mask, jnp.float32(-1.0), 10**6)
+    ids = text_model._replaced(keys, jnp.zeros((2, 4), int), mask, jnp.float32(-1.0), 10**6)
     assert ((np.asarray(ids) > 0) == mask).all()
 
 
 def test_token_types_are_those_of_the_clean_text(encoder, monkeypatch):
     """A separator that replaces a token does not start a second text."""
-    model, loaded, ids = measure.TextEncoder(encoder), load_pretrained(encoder), [[2, 3, 5, 4, 3]]
-    monkeypatch.setattr(measure, "_replaced", lambda *_: jnp.pad(jnp.array(ids), ((0, 0), (0, 3))))
+    model, loaded, ids = NativeModel(encoder), load_pretrained(encoder), [[2, 3, 5, 4, 3]]
+    monkeypatch.setattr(
+        text_model, "_replaced", lambda *_: jnp.pad(jnp.array(ids), ((0, 0), (0, 3)))
+    )
     (output,) = model.outputs(["a b a"], "replacement", 0.5)
     mean = loaded.forward(loaded.embed(np.array(ids)), np.ones((1, 5))).output[0].mean(0)
     np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
@@ -325,7 +328,7 @@ def test_sentence_transformers_embed_texts_with_a_prompt_and_a_maximum_length(tm
         write(folder / f"{name}.json", json.dumps(content))
     model, ids = load_pretrained(folder), np.array([[2, 4, 5, 6, 7, 3]])  # [CLS] a b c d [SEP]
     with pytest.warns(UserWarning, match="more than 6 tokens"):
-        (output,) = measure.TextEncoder(folder).outputs(["c d e f"])
+        (output,) = load_text_model(folder).outputs(["c d e f"])
     expected = model.forward(model.embed(ids), np.ones(ids.shape)).output[0, 3]  # of c
     np.testing.assert_allclose(output, expected / np.linalg.norm(expected), rtol=1e-4, atol=1e-5)
 
@@ -335,7 +338,7 @@ def test_stability_is_the_mean_cosine_of_the_outputs(model, tmp_path, request):
     folder, lines = request.getfixturevalue(model), [f"{a} b c" for a in WORDS]
     texts = write(tmp_path / "texts.txt", *lines)
     rows = run(tmp_path / "out", "stability", folder, "--texts", texts, "--rows", 4)
-    outputs, kept = measure.TextEncoder(folder).outputs, [lines[i] for i in (0, 5, 10, 15)]
+    outputs, kept = load_text_model(folder).outputs, [lines[i] for i in (0, 5, 10, 15)]
     for row, rho in zip(rows, measure.RHO, strict=True):
         pairs = zip(outputs(kept), outputs(kept, "replacement", rho), strict=True)
         cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
@@ -349,7 +352,7 @@ def test_ctrl_c_and_a_closed_pipe_end_the_command_quietly(encoder, tmp_path, mon
     def pressed(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "encode_texts", pressed)
+    monkeypatch.setattr(text_model, "encode_texts", pressed)
     assert command.main(["influence", str(encoder), "a", "--out", str(tmp_path / "out")]) == 130
     read, write = os.pipe()
     os.close(read)

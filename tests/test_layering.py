@@ -34,7 +34,8 @@ ALLOWED = {
     "hopfax.nn": "checks hub fixed_point cpu hopfield",
     "hopfax.train": "checks cpu hopfield nn data text",
     "hopfax.classifier": "nn train data hub",
-    "hopfax.measure": "hopfield stability nn train data hub classifier",
+    "hopfax.text_model": "hopfield stability nn train data hub classifier",
+    "hopfax.measure": "train data text_model",
     "hopfax.command": "hopfax hub measure",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
