@@ -68,8 +68,8 @@ def gpt2(config: Settings) -> Forward:
         def block(x: Array, p: Params, _: None, seen: Any) -> Layer:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
-            keys, values = _append(seen, places, keys, values)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
+            read = _append(seen, places, keys, values)
+            mixed, weights = _attend(query, *read, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
             return x + _linear(p["ff_out"], hidden), weights, mixed, keys, values
@@ -102,9 +102,9 @@ def gemma2(config: Settings) -> Forward:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             allowed = causal & (distances < window)
-            query = rotate(query, places)
-            keys, values = _append(seen, places, rotate(keys, places), values)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale, cap=cap)
+            query, keys = rotate(query, places), rotate(keys, places)
+            read = _append(seen, places, keys, values)
+            mixed, weights = _attend(query, *read, allowed, scale=scale, cap=cap)
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
@@ -136,9 +136,9 @@ def llama(config: Settings) -> Forward:
         def block(x: Array, p: Params, _: None, seen: Any) -> Layer:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
-            query = rotate(query, places)
-            keys, values = _append(seen, places, rotate(keys, places), values)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
+            query, keys = rotate(query, places), rotate(keys, places)
+            read = _append(seen, places, keys, values)
+            mixed, weights = _attend(query, *read, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
@@ -197,22 +197,27 @@ def _run_layers(
     """Returns hidden states, the last one after `final`, and the other fields of `Output`."""
 
     def step(x: Array, layer: tuple[Any, ...]) -> tuple[Array, tuple[Array, ...]]:
-        output, *parts = block(x, *layer)
+        place, p, setting = layer
+        seen = cache and (cache.keys[place], cache.values[place])
+        output, *parts = block(x, p, setting, seen)
         return output, (x, *parts)
 
-    seen = cache and (cache.keys, cache.values)
-    last, (inputs, *parts) = jax.lax.scan(step, x, (layers, settings, seen))
+    number = len(jax.tree.leaves(layers)[0])
+    last, (inputs, *parts) = jax.lax.scan(step, x, (jnp.arange(number), layers, settings))
+    if cache:  # written once: a scan over caches would copy them in and out
+        here = (jnp.arange(cache.keys.shape[1]) == cache.length)[:, None, None]
+        parts[-2:] = (jnp.where(here, *each) for each in zip(parts[-2:], cache[:2], strict=True))
     return jnp.concatenate([inputs, final(last)[None]]), *parts
 
 
 def _append(
     seen: tuple[Memory, Memory] | None, places: Array, keys: Memory, values: Memory
 ) -> tuple[Memory, Memory]:
-    """Writes keys and values at their places in those of a layer's cache, if there is one."""
+    """Returns a layer's keys and values: with a cache, those before as well."""
     if seen is None:
         return keys, values
-    old_keys, old_values = seen
-    return old_keys.at[places].set(keys), old_values.at[places].set(values)
+    here = (jnp.arange(len(seen[0])) == places)[:, None, None]
+    return jnp.where(here, keys, seen[0]), jnp.where(here, values, seen[1])
 
 
 def _attend(
@@ -226,15 +231,17 @@ def _attend(
 ) -> tuple[Float[Array, "tokens mixed"], Float[Array, "heads queries tokens"]]:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
-    def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
+    def group(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
         scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
-        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
+        lowest = jnp.finfo(scores.dtype).min
+        weights = jax.nn.softmax(jnp.where(allowed[:, None], scores, lowest))
         return weights.astype(values.dtype) @ values, weights
 
-    group = query.shape[1] // keys.shape[1]
-    keys, values = jnp.repeat(keys, group, axis=1), jnp.repeat(values, group, axis=1)
-    mixed, weights = jax.vmap(head, in_axes=1, out_axes=(1, 0))(query, keys, values)
-    return mixed.reshape(len(query), -1), weights
+    # Heads of a group share keys and values, which are not copied for each.
+    grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[2])
+    mixed, weights = jax.vmap(group, in_axes=1, out_axes=(1, 0))(grouped, keys, values)
+    heads = jnp.moveaxis(weights, 2, 1).reshape(query.shape[1], len(query), -1)
+    return mixed.reshape(len(query), -1), heads
 
 
 def _rotate(
