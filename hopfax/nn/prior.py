@@ -150,7 +150,7 @@ def _recall_text(
 ) -> Decoded:  # fmt: skip
     raw = json.loads(config)
     step, cache = _prior(raw, params, noisy.shape[1], **numbers)
-    options = {"beam": beam, "num_candidates": num_candidates}
+    options = {"beam": beam, "num_candidates": num_candidates, "log_prior": numbers["log_prior"]}
     patterns = _patterns(raw, params)
 
     def one(noisy: Array, mask: Array, sigma: Array | None) -> Decoded:
