@@ -106,12 +106,7 @@ def from_rows(
     return tokenize_splits(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
-class _Columns(NamedTuple):
-    texts: list[Any]
-    labels: list[Any]
-
-
-class Table(_Columns):
+class Table(NamedTuple("Table", [("texts", list[Any]), ("labels", list[Any])])):
     """The texts and labels of a file: a pair.
 
     Attributes:
@@ -156,8 +151,7 @@ def read_table(
         >>> texts, labels, table.notes
         (['good; long', 'dull'], [4, 1], ("separator ';'", 'UTF-8', 'skipped rows without text: 1'))
     """
-    name, ending, data = _read_bytes(path)
-    content, encoding = _decode(name, data)
+    name, ending, content, encoding = _read(path)
     columns, skipped = [text, *([pair] if pair else []), label], 0
     is_json = ending in (".json", ".jsonl")
     if is_json or (ending in (".txt", "") and content.lstrip().startswith(("{", "["))):
@@ -175,8 +169,7 @@ def read_table(
             continue
         for column, part in zip(columns, parts, strict=False):
             if not isinstance(part, str):
-                got = reprlib.repr(part)
-                raise ValueError(f"{where}: {column!r} must be a string, got {got}")
+                raise ValueError(f"{where}: {column!r} must be a string, got {reprlib.repr(part)}")
         if value is None or is_blank(str(value)):
             raise ValueError(f"{where}: {label!r} is empty")
         texts.append(tuple(parts) if pair else parts[0])
@@ -195,8 +188,8 @@ def read_table(
     return table
 
 
-def _read_bytes(path: str | os.PathLike) -> tuple[str, str, bytes]:
-    """Returns the name, the ending in lower case, "" for standard input, and the content."""
+def _read(path: str | os.PathLike) -> tuple[str, str, str, str]:
+    """Returns the name, the ending in lower case, the content and the name of its encoding."""
     if os.fspath(path) == "-":
         name, ending, data = "standard input", "", sys.stdin.buffer.read()
     else:
@@ -216,11 +209,6 @@ def _read_bytes(path: str | os.PathLike) -> tuple[str, str, bytes]:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{name} is not a complete gzip file: {error}") from None
-    return name, ending, data
-
-
-def _decode(name: str, data: bytes) -> tuple[str, str]:
-    """Returns the text and the name of its encoding."""
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "UTF-16" if wide else "UTF-8"
     try:
@@ -230,7 +218,7 @@ def _decode(name: str, data: bytes) -> tuple[str, str]:
         text, encoding = data.decode("cp1252", "replace"), f"Latin-1, as byte {byte} is not UTF-8"
     if "\0" in text:
         raise ValueError(f"{name} is not text, or in UTF-16 without a byte-order mark")
-    return text, encoding
+    return name, ending, text, encoding
 
 
 def _json_rows(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -245,8 +233,7 @@ def _json_rows(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{name}: not JSON ({error})") from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            got = type(row).__name__
-            raise ValueError(f"{name}, row {number}: expected an object, got {got}")
+            raise ValueError(f"{name}, row {number}: expected an object, got {reprlib.repr(row)}")
         yield f"row {number}", row
 
 
