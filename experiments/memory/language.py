@@ -46,7 +46,7 @@ from hopfax.nn import Pretrained, language_prior, recall_text
 REPRODUCES = "Not in the papers: a language model as prior"
 NUM_TOKENS = 28
 NUM_TRAINING = 3000  # texts from which frequencies and bigrams are counted
-BATCH = 8  # texts decoded at a time
+BATCH = 24  # texts decoded at a time
 DISCOUNT = 0.75  # of the bigrams
 NUM_CANDIDATES = 256  # of a token, also in the chain of bigrams
 MIXTURE = 0.1  # share of the frequencies in the language model's prior
@@ -55,6 +55,7 @@ Method = Literal[
     "nearest", "unigram", "bigram", "greedy", "beam", "both", "unigram-blind", "beam-blind"
 ]
 METHODS: tuple[Method, ...] = get_args(Method)
+READ = ("unigram", "beam", "both")  # decoders whose tokens the model reads
 GOAL = 95.0  # percent of the tokens
 TITLES = {
     "nearest": "nearest token",
@@ -186,7 +187,8 @@ def measure(
             noisy, sigma = noisy.reshape(*ids.shape, -1), sigma.reshape(ids.shape)
             measured.setdefault("none", []).append(read(noisy, ids))
             for name, tokens in decode(noisy, sigma).items():
-                values = {"recovered": 100.0 * (tokens == ids), **read(table[tokens], ids)}
+                values = {"recovered": 100.0 * (tokens == ids)}
+                values |= read(table[tokens], ids) if name in READ else {}
                 measured.setdefault(name, []).append(values)
         for name, draws in measured.items():
             values = {metric: np.stack([each[metric] for each in draws]) for metric in draws[0]}
@@ -353,7 +355,7 @@ def page(folder: Path) -> Page:
         lines.append([title, *ends])
     drawn = tokens.assign(limit=[limits[task, "beam"] for task in tokens.task])
     head = ["", f"{GOAL:g} % recovered", "Shannon limit", "distance"]
-    read = means[(means.metric != "recovered") & means.model.isin(["none", "unigram", "beam"])]
+    read = means[(means.metric != "recovered") & means.model.isin(["none", *READ])]
     pictures = {
         name: report.facets(title, rows, x="snr_db", col="protocol", row="task", titles=TITLES,
                             xlabel=SNR, ylabel=label)
