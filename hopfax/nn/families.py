@@ -39,7 +39,7 @@ class Settings:
     @property
     def first_position(self) -> int:
         """Position of the first token; RoBERTa's come after its padding id."""
-        if self["model_type"] != "roberta":
+        if self["model_type"] not in _ROBERTAS:
             return 0
         pad_id, last = self["pad_token_id"], self["max_position_embeddings"] - 2
         if not isinstance(pad_id, int) or not 0 <= pad_id <= last:
@@ -157,14 +157,17 @@ _BERT = Family(
     head={"pooler": "pooler.dense"},
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
 )  # fmt: skip
+_ROBERTA = _BERT._replace(
+    prefix="roberta.",
+    head={"pooler": "classifier.dense", "classifier": "classifier.out_proj"},
+    unused=(*_BERT.unused, "lm_head.*"),
+    defaults={**_BERT.defaults, "pad_token_id": 1},
+)
+_ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 FAMILIES = {
     "bert": _BERT,
-    "roberta": _BERT._replace(
-        prefix="roberta.",
-        head={"pooler": "classifier.dense", "classifier": "classifier.out_proj"},
-        unused=(*_BERT.unused, "lm_head.*"),
-        defaults={**_BERT.defaults, "vocab_size": 50265, "pad_token_id": 1},
-    ),
+    **dict.fromkeys(_ROBERTAS, _ROBERTA),
+    "roberta": _ROBERTA._replace(defaults={**_ROBERTA.defaults, "vocab_size": 50265}),
     "gpt2": Family(
         modules=_GPT2,
         unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight", "score.weight"),

@@ -47,7 +47,7 @@ def texts(rng):
     return np.where(mask, ids, PAD), mask
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2", "llama"])
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta", "gpt2", "gemma2", "llama"])
 def test_recorded_states_outputs_and_gradients(shared, name):
     path = shared / "golden" / f"hf_{name}_tiny"
     if not path.is_dir():
