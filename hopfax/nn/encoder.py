@@ -97,7 +97,9 @@ class EncoderConfig:
         max_length: Maximum number of tokens of a text.
         norm_first: Pre-LN blocks if True, else post-LN.
         activation: Activation of the feed-forward: a name in `ACTIVATIONS`.
-        pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
+        pooling: `"mean"` over real tokens, or `"cls"`: the first token through a layer.
+        pooler_activation: Activation of that layer, as `activation`: tanh in BERT, relu in
+            DistilBERT, gelu in ELECTRA.
         dropout: Dropout rate, in [0, 1), of the embeddings, the attention's and the feed-forward's
             outputs.
         drop_hidden: Whether the feed-forward's hidden layer has dropout, too.
@@ -129,6 +131,7 @@ class EncoderConfig:
     norm_first: bool = True
     activation: str = "gelu"
     pooling: Pooling = "mean"
+    pooler_activation: str = "tanh"
     dropout: float = 0.1
     drop_hidden: bool = False
     drop_pooled: bool = True
@@ -150,9 +153,10 @@ class EncoderConfig:
         check_range(0, ends="()", embedding_scale=self.embedding_scale)
         if self.pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {self.pooling!r}')
-        if self.activation not in ACTIVATIONS:
-            allowed = ", ".join(ACTIVATIONS)
-            raise ValueError(f"activation must be one of {allowed}, got {self.activation!r}")
+        for name in ("activation", "pooler_activation"):
+            if (got := getattr(self, name)) not in ACTIVATIONS:
+                allowed = ", ".join(ACTIVATIONS)
+                raise ValueError(f"{name} must be one of {allowed}, got {got!r}")
         if self.remat and self.stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
 
@@ -368,7 +372,7 @@ class Encoder(Layer):
         if self.pooler is None:
             pooled = mean_of_real(hidden, mask)
         else:
-            pooled = jnp.tanh(self.pooler(hidden[:, 0]))
+            pooled = ACTIVATIONS[self.config.pooler_activation](self.pooler(hidden[:, 0]))
         if self.classifier is None:
             raise ValueError("this encoder has no classifier: num_outputs is None")
         return self.classifier(dropout(key, pooled, self.config.dropout * self.config.drop_pooled))

@@ -69,6 +69,16 @@ _ENCODER = {
     "blocks.{}.ff_norm": "encoder.layer.{}.output.LayerNorm",
     "classifier": "classifier",
 }
+_DISTILBERT = _ENCODER | {
+    "blocks.{}.attention.query": "transformer.layer.{}.attention.q_lin",
+    "blocks.{}.attention.key": "transformer.layer.{}.attention.k_lin",
+    "blocks.{}.attention.value": "transformer.layer.{}.attention.v_lin",
+    "blocks.{}.attention.out": "transformer.layer.{}.attention.out_lin",
+    "blocks.{}.attention_norm": "transformer.layer.{}.sa_layer_norm",
+    "blocks.{}.ff_in": "transformer.layer.{}.ffn.lin1",
+    "blocks.{}.ff_out": "transformer.layer.{}.ffn.lin2",
+    "blocks.{}.ff_norm": "transformer.layer.{}.output_layer_norm",
+}
 # Module of a causal model -> its name in files.
 _GPT2 = {
     "tokens": "wte",
@@ -125,7 +135,8 @@ class Family(NamedTuple):
         unused: Name patterns of ignored tensors: heads, poolers, buffers.
         prefix: Prefix of the names in files of models with a head.
         defaults: Those of `transformers`, for settings that a file leaves out.
-        head: Names of the modules of models for sequence classification, if they are supported.
+        head: Names of the modules of an encoder's head for sequence classification.
+        head_activation: Activation of its first layer.
         settings: The family's names of settings.
         fixed: Settings with only one supported value.
         biases: Whether a causal model's modules but embeddings have a bias.
@@ -138,6 +149,7 @@ class Family(NamedTuple):
     prefix: str
     defaults: Mapping[str, Any]
     head: Mapping[str, str] = {}
+    head_activation: str = "tanh"
     settings: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
     biases: bool = True
@@ -168,6 +180,25 @@ FAMILIES = {
     "bert": _BERT,
     **dict.fromkeys(_ROBERTAS, _ROBERTA),
     "roberta": _ROBERTA._replace(defaults={**_ROBERTA.defaults, "vocab_size": 50265}),
+    "distilbert": Family(
+        modules=_DISTILBERT,
+        unused=(
+            "embeddings.position_ids", "pre_classifier.*", "classifier.*", "vocab_*",
+            "qa_outputs.*",
+        ),
+        prefix="distilbert.",
+        defaults={
+            "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072,
+            "max_position_embeddings": 512, "activation": "gelu", "layer_norm_eps": 1e-12,
+            "pad_token_id": 0,
+        },
+        head={"pooler": "pre_classifier"},
+        head_activation="relu",
+        settings={
+            "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim", "hidden_act": "activation",
+        },
+    ),
     "gpt2": Family(
         modules=_GPT2,
         unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight", "score.weight"),
@@ -319,14 +350,16 @@ def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
 
 
 def family_config(encoder: EncoderConfig) -> dict[str, Any]:
-    """Returns the `config.json` of an encoder that is a BERT or RoBERTa; {} for others.
+    """Returns the `config.json` of an encoder that is a BERT or its relative; {} for others.
 
-    Both have softmax attention, post-LN blocks and token types; a BERT with two types has a
-    separator, and a RoBERTa has a position offset. The head is left out if the encoder pools by the
-    mean.
+    All have softmax attention, post-LN blocks and, but for DistilBERT, token types; a BERT with two
+    types has a separator, and a RoBERTa has a position offset. The head is left out if the encoder
+    pools by the mean.
     """
     attention, offset = encoder.attention, encoder.position_offset
     separated = encoder.separator is not None
+    kind = {"relu": "distilbert"}.get(encoder.pooler_activation, "roberta" if offset else "bert")
+    family, typed = FAMILIES[kind], kind != "distilbert"
     if (
         type(encoder) is not EncoderConfig
         or encoder.memory
@@ -336,23 +369,29 @@ def family_config(encoder: EncoderConfig) -> dict[str, Any]:
         or encoder.norm_first
         or not encoder.embedding_norm
         or encoder.embedding_scale != 1
-        or not encoder.num_types
-        or (separated if offset else not separated and encoder.num_types > 1)
+        or encoder.pooler_activation != family.head_activation
+        or bool(offset) != (kind == "roberta")
+        or bool(encoder.num_types) != typed
+        or (separated if offset or not typed else not separated and encoder.num_types > 1)
+        or (kind == "distilbert" and encoder.epsilon != family.defaults["layer_norm_eps"])
     ):
         return {}
     head = encoder.pooling == "cls"
-    name = "Roberta" if offset else "Bert"
-    return {
-        "model_type": name.lower(),
-        "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
+    name = {"roberta": "Roberta", "distilbert": "DistilBert"}.get(kind, "Bert")
+    settings = {
         "hidden_size": encoder.width,
         "num_hidden_layers": encoder.num_layers,
         "num_attention_heads": attention["num_heads"],
         "intermediate_size": encoder.ff_width,
         "max_position_embeddings": encoder.max_length + offset,
-        "type_vocab_size": encoder.num_types,
+        **({"type_vocab_size": encoder.num_types} if typed else {}),
         "layer_norm_eps": encoder.epsilon,
         "hidden_act": encoder.activation,
         # RoBERTa counts positions from the padding token's id.
         **({"pad_token_id": offset - 1} if offset else {}),
+    }
+    return {
+        "model_type": kind,
+        "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
+        **{family.settings.get(key, key): value for key, value in settings.items()},
     }

@@ -20,7 +20,14 @@ from hopfax.nn import causal
 from hopfax.nn.attention import SoftmaxAttention
 from hopfax.nn.block import ACTIVATIONS, Attention
 from hopfax.nn.encoder import Encoder
-from hopfax.nn.families import Settings, causal_leaves, encoder_leaves, find_family, labels_of
+from hopfax.nn.families import (
+    Family,
+    Settings,
+    causal_leaves,
+    encoder_leaves,
+    find_family,
+    labels_of,
+)
 from hopfax.nn.functional import Compiled, Functional, Params, functional
 from hopfax.nn.precision import normal
 from hopfax.nn.tensor_files import read_params
@@ -128,7 +135,7 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
             causal.CAUSAL[raw["model_type"]](config)  # checks the other settings
             leaves = causal_leaves(family, config)
         else:
-            encoder = functional(_build(config, len(labels) or None))
+            encoder = functional(_build(family, config, len(labels) or None))
             run = partial(_run_encoder, encoder)
             shapes = jax.eval_shape(encoder.init, jax.random.key(0))
             leaves = encoder_leaves(shapes, family)
@@ -151,7 +158,7 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
     )
 
 
-def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
+def _build(family: Family, config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
     width, first = config["hidden_size"], config.first_position
     config.choose("hidden_act", ACTIVATIONS)
     return partial(
@@ -166,9 +173,10 @@ def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
         norm_first=False,
         activation=config["hidden_act"],
         pooling="cls" if num_outputs else "mean",
+        pooler_activation=family.head_activation,
         dropout=0.0,
         epsilon=config["layer_norm_eps"],
-        num_types=config.get("type_vocab_size", 2),
+        num_types=config.get("type_vocab_size", 0),
         position_offset=first,
     )
 

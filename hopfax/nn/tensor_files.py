@@ -131,7 +131,8 @@ def read_params(
 
 def full_name(name: str, prefix: str) -> str:
     """Returns a tensor's name in the file of a model with a head, whose tensors have none."""
-    return name if name.startswith(("classifier.", "lm_head.")) else prefix + name
+    heads = ("classifier.", "pre_classifier.", "lm_head.", "score.")
+    return name if name.startswith(heads) else prefix + name
 
 
 def list_tensors(folder: Path) -> list[Tensor]:

@@ -19,7 +19,10 @@ GEMMA2 |= {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 5
 GEMMA2 |= {"final_logit_softcapping": 3.0, "rope_theta": 100.0}
 LLAMA = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 LLAMA |= {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 100.0}
+DISTILBERT = {"vocab_size": VOCAB, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS}
+DISTILBERT |= {"hidden_dim": FF, "max_position_embeddings": POSITIONS, "activation": "gelu"}
 SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2, "llama": LLAMA}
+SETTINGS |= {"distilbert": DISTILBERT}
 CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 
@@ -46,6 +49,17 @@ def shapes(family):
             linear(f"{layer}.intermediate.dense", WIDTH, FF)
             linear(f"{layer}.output.dense", FF, WIDTH)
             norm(f"{layer}.output.LayerNorm")
+    elif family == "distilbert":
+        for name, count in (("word", VOCAB), ("position", POSITIONS)):
+            named[f"embeddings.{name}_embeddings.weight"] = (count, WIDTH)
+        norm("embeddings.LayerNorm")
+        for layer in (f"transformer.layer.{i}" for i in range(LAYERS)):
+            for part in ("q", "k", "v", "out"):
+                linear(f"{layer}.attention.{part}_lin", WIDTH, WIDTH)
+            norm(f"{layer}.sa_layer_norm")
+            linear(f"{layer}.ffn.lin1", WIDTH, FF)
+            linear(f"{layer}.ffn.lin2", FF, WIDTH)
+            norm(f"{layer}.output_layer_norm")
     elif family == "gpt2":
         named["transformer.wte.weight"] = (VOCAB, WIDTH)
         named["transformer.wpe.weight"] = (POSITIONS, WIDTH)
@@ -77,6 +91,7 @@ def shapes(family):
 
 HEADS_OF = {"bert": ("pooler.dense", "classifier")}
 HEADS_OF["roberta"] = ("classifier.dense", "classifier.out_proj")
+HEADS_OF["distilbert"] = ("pre_classifier", "classifier")
 
 
 def with_head(family, num_labels):

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from hopfax.nn import causal, load_pretrained, tensor_files
 
-FAMILIES = ("bert", "roberta", "gpt2", "gemma2", "llama")
+FAMILIES = ("bert", "roberta", "distilbert", "gpt2", "gemma2", "llama")
 
 
 def load(folder, family, tensors, **changes):
@@ -47,7 +47,7 @@ def texts(rng):
     return np.where(mask, ids, PAD), mask
 
 
-@pytest.mark.parametrize("name", ["bert", "xlm_roberta", "gpt2", "gemma2", "llama"])
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta", "distilbert", "gpt2", "gemma2", "llama"])
 def test_recorded_states_outputs_and_gradients(shared, name):
     path = shared / "golden" / f"hf_{name}_tiny"
     if not path.is_dir():
@@ -175,6 +175,7 @@ def test_every_number_of_the_file_is_in_one_leaf(family, tmp_path):
 LEFT_OUT = {  # of transformers
     "bert": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "type_vocab_size": 2},
     "roberta": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 1},
+    "distilbert": {"activation": "gelu"},
     "gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
     "gemma2": {
         "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
@@ -211,6 +212,7 @@ def test_shards_are_the_same_as_one_file(folder, tmp_path, draw, family):
 IGNORED = {
     "bert": ("embeddings.position_ids", "pooler.dense.weight", "cls.predictions.bias"),
     "roberta": ("embeddings.position_ids", "lm_head.dense.weight", "classifier.out_proj.bias"),
+    "distilbert": ("vocab_projector.bias", "pre_classifier.weight", "classifier.bias"),
     "gpt2": ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"),
     "gemma2": ("lm_head.weight",),
     "llama": ("layers.0.self_attn.rotary_emb.inv_freq",),
@@ -219,8 +221,10 @@ IGNORED = {
 
 def other_name(family, name):
     """The name of a tensor in an older BERT, and in a GPT-2 without a head."""
-    if family == "bert":
-        return "bert." + name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+    if family in ("bert", "distilbert"):
+        return f"{family}." + name.replace("Norm.weight", "Norm.gamma").replace(
+            "Norm.bias", "Norm.beta"
+        )
     return name.removeprefix("transformer.")
 
 
@@ -441,7 +445,7 @@ def test_inputs_are_checked(folder, family):
     limit = checkpoints.POSITIONS - PAD - 1 if family == "roberta" else checkpoints.POSITIONS
     assert model.max_length == limit
     tokens, types = np.zeros((2, limit + 1, WIDTH)), np.full((2, 3), 9)
-    wrong = r"in \[0, \d\], got 9" if "bert" in family else "None for a model without"
+    wrong = r"in \[0, \d\], got 9" if family in ("bert", "roberta") else "None for a model without"
     for inputs, options, message in (
         ((tokens[:, :3], np.ones((2, 3))), {"token_types": types}, f"token_types must be {wrong}"),
         ((tokens, np.ones((2, limit + 1))), {}, f"at most {limit} tokens, got {limit + 1}"),
