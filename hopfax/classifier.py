@@ -176,7 +176,7 @@ class Classifier:
                 `hopfax.nn.with_memory`.
         """
         model = with_memory(self.model, site=site, sigma=sigma)
-        memory = initial_memory(self.config.vocab_size, self.config.width, sigma)
+        memory = initial_memory(self.config.vocab_size, self.config.token_width, sigma)
         if log_prior is not None:
             prior = np.asarray(log_prior, np.float32)
             if not (prior < np.inf).all() or not np.isfinite(prior).any():

@@ -199,6 +199,16 @@ FAMILIES = {
             "intermediate_size": "hidden_dim", "hidden_act": "activation",
         },
     ),
+    "electra": _ROBERTA._replace(
+        modules={**_ENCODER, "project": "embeddings_project"},
+        unused=(*_BERT.unused, "discriminator_predictions.*", "generator_*"),
+        prefix="electra.",
+        defaults={
+            **_BERT.defaults, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
+            "intermediate_size": 1024,
+        },
+        head_activation="gelu",
+    ),
     "gpt2": Family(
         modules=_GPT2,
         unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight", "score.weight"),
@@ -257,7 +267,7 @@ FAMILIES = {
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
     "max_position_embeddings", "num_key_value_heads", "head_dim", "type_vocab_size",
-    "sliding_window", "num_labels",
+    "sliding_window", "num_labels", "embedding_size",
 )  # fmt: skip
 _LARGEST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}  # each is built, or named
 _POSITIVE = (
@@ -358,7 +368,8 @@ def family_config(encoder: EncoderConfig) -> dict[str, Any]:
     """
     attention, offset = encoder.attention, encoder.position_offset
     separated = encoder.separator is not None
-    kind = {"relu": "distilbert"}.get(encoder.pooler_activation, "roberta" if offset else "bert")
+    others = {"relu": "distilbert", "gelu": "electra"}
+    kind = others.get(encoder.pooler_activation, "roberta" if offset else "bert")
     family, typed = FAMILIES[kind], kind != "distilbert"
     if (
         type(encoder) is not EncoderConfig
@@ -373,13 +384,15 @@ def family_config(encoder: EncoderConfig) -> dict[str, Any]:
         or bool(offset) != (kind == "roberta")
         or bool(encoder.num_types) != typed
         or (separated if offset or not typed else not separated and encoder.num_types > 1)
+        or (encoder.embedding_width and kind != "electra")
         or (kind == "distilbert" and encoder.epsilon != family.defaults["layer_norm_eps"])
     ):
         return {}
     head = encoder.pooling == "cls"
-    name = {"roberta": "Roberta", "distilbert": "DistilBert"}.get(kind, "Bert")
+    name = {"distilbert": "DistilBert"}.get(kind, kind.title())
     settings = {
         "hidden_size": encoder.width,
+        **({"embedding_size": encoder.token_width} if kind == "electra" else {}),
         "num_hidden_layers": encoder.num_layers,
         "num_attention_heads": attention["num_heads"],
         "intermediate_size": encoder.ff_width,

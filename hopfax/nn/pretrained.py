@@ -160,6 +160,7 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
 
 def _build(family: Family, config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
     width, first = config["hidden_size"], config.first_position
+    narrow = config["embedding_size"] if "project" in family.modules else width
     config.choose("hidden_act", ACTIVATIONS)
     return partial(
         Encoder,
@@ -167,6 +168,7 @@ def _build(family: Family, config: Settings, num_outputs: int | None) -> Callabl
         num_outputs=num_outputs,
         attention=partial(SoftmaxAttention, num_heads=config["num_attention_heads"]),
         width=width,
+        embedding_width=None if narrow == width else narrow,
         num_layers=config["num_hidden_layers"],
         ff_width=config.get("intermediate_size", 4 * width),
         max_length=config["max_position_embeddings"] - first,
@@ -225,7 +227,8 @@ def _run_encoder(
     x = run(x, types, positions=positions, method="embed")
     if maps:
         return run(x, mask, method="attention_maps")
-    states = jnp.concatenate([x[None], run(x, mask, method="hidden_states")])
+    first = run(x, mask, method="start")[None]
+    states = jnp.concatenate([first, run(x, mask, method="hidden_states")])
     return PretrainedOutput(states[-1], states)
 
 
@@ -350,8 +353,8 @@ def text_classifier(
         num_outputs=len(pretrained.labels) if keep else num_outputs,
         pooling="cls" if keep else "mean",
         dropout=dropout,
-        # RoBERTa has only one type in use, whatever the size of its table.
-        separator=separator if pretrained.config["model_type"] == "bert" else None,
+        # RoBERTa uses only one type, whatever the size of its table.
+        separator=separator if pretrained.config["model_type"] in ("bert", "electra") else None,
     )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return model._replace(init=partial(_init, shapes, pretrained.params, keep))

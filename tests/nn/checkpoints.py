@@ -6,6 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 VOCAB, WIDTH, FF, LAYERS, HEADS, POSITIONS, PAD = 20, 8, 12, 2, 2, 16, 3
+NARROW = 6  # width of ELECTRA's token embeddings
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FF}
 SIZES |= {"num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS}
@@ -22,7 +23,7 @@ LLAMA |= {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 100.0}
 DISTILBERT = {"vocab_size": VOCAB, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS}
 DISTILBERT |= {"hidden_dim": FF, "max_position_embeddings": POSITIONS, "activation": "gelu"}
 SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2, "llama": LLAMA}
-SETTINGS |= {"distilbert": DISTILBERT}
+SETTINGS |= {"distilbert": DISTILBERT, "electra": ENCODER | {"embedding_size": NARROW}}
 CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 
@@ -34,13 +35,16 @@ def shapes(family):
         named[f"{name}.weight"] = (outputs, inputs) if transposed else (inputs, outputs)
         named[f"{name}.bias"] = (outputs,)
 
-    def norm(name):
-        named[f"{name}.weight"] = named[f"{name}.bias"] = (WIDTH,)
+    def norm(name, width=WIDTH):
+        named[f"{name}.weight"] = named[f"{name}.bias"] = (width,)
 
-    if family in ("bert", "roberta"):
+    if family in ("bert", "roberta", "electra"):
+        width = NARROW if family == "electra" else WIDTH
         for name, count in (("word", VOCAB), ("position", POSITIONS), ("token_type", 2)):
-            named[f"embeddings.{name}_embeddings.weight"] = (count, WIDTH)
-        norm("embeddings.LayerNorm")
+            named[f"embeddings.{name}_embeddings.weight"] = (count, width)
+        norm("embeddings.LayerNorm", width)
+        if family == "electra":
+            linear("embeddings_project", width, WIDTH)
         for layer in (f"encoder.layer.{i}" for i in range(LAYERS)):
             for part in ("query", "key", "value"):
                 linear(f"{layer}.attention.self.{part}", WIDTH, WIDTH)
@@ -90,7 +94,7 @@ def shapes(family):
 
 
 HEADS_OF = {"bert": ("pooler.dense", "classifier")}
-HEADS_OF["roberta"] = ("classifier.dense", "classifier.out_proj")
+HEADS_OF["roberta"] = HEADS_OF["electra"] = ("classifier.dense", "classifier.out_proj")
 HEADS_OF["distilbert"] = ("pre_classifier", "classifier")
 
 
