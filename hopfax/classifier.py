@@ -257,7 +257,9 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
-        """Loads a classifier that `save` wrote, or a BERT or RoBERTa for sequence classification.
+        """Loads a classifier that `save` wrote, or an encoder for sequence classification.
+
+        `load_pretrained` lists the encoders, such as BERT and DistilBERT.
 
         Args:
             folder: The folder, or a name on the Hugging Face hub.
@@ -286,10 +288,11 @@ _Parts = tuple[Functional[Encoder], Params, WordPiece, Sequence[str]]
 
 def _read_pretrained(folder: Path, document: Mapping[str, Any]) -> _Parts:
     pretrained = load_pretrained(folder)
-    if (count := len(pretrained.labels)) < 2:
+    count, problem = len(pretrained.labels), pretrained.problem
+    if pretrained.encoder is None or count < 2 or problem != "single_label_classification":
         raise ValueError(
-            f"{folder} must be a BERT or RoBERTa that gives each text one of two or more labels, "
-            f"got {count} labels and problem_type {document.get('problem_type')!r}"
+            f"{folder} must be an encoder, such as a BERT, that gives each text one of two or more "
+            f"labels, got a {document['model_type']} with {count} labels and problem {problem}"
         )
     vocabulary = read_tokenizer(folder)
     model = text_classifier(pretrained, separator=vocabulary.sep_id)

@@ -1,6 +1,6 @@
 """Families of pretrained models: names of their tensors and settings, and defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from hopfax.nn.encoder import EncoderConfig
@@ -111,7 +111,11 @@ _LLAMA = {
     "layers.ff_norm": "layers.{}.post_attention_layernorm",
     "head": "lm_head",
 }
-# Inputs and outputs of a causal model's matrices; of norms, the width.
+_NORMS = {
+    "layers.query_norm": "layers.{}.self_attn.q_norm",
+    "layers.key_norm": "layers.{}.self_attn.k_norm",
+}
+# Inputs and outputs of a causal model's matrices; of norms, their width.
 _MATRICES = {
     "tokens": ("vocab", "width"),
     "positions": ("positions", "width"),
@@ -123,7 +127,10 @@ _MATRICES = {
     "layers.ff_gate": ("width", "ff"),
     "layers.ff_in": ("width", "ff"),
     "layers.ff_out": ("ff", "width"),
+    "layers.query_norm": ("head",),
+    "layers.key_norm": ("head",),
     "head": ("width", "vocab"),
+    "score": ("width", "labels"),
 }
 
 
@@ -139,7 +146,7 @@ class Family(NamedTuple):
         head_activation: Activation of its first layer.
         settings: The family's names of settings.
         fixed: Settings with only one supported value.
-        biases: Whether a causal model's modules but embeddings have a bias.
+        biases: Modules of a causal model that have a bias.
         transposed: Whether a causal model's matrices are stored as (outputs, inputs).
         scaled: Whether token embeddings are multiplied by the square root of their width.
     """
@@ -152,7 +159,7 @@ class Family(NamedTuple):
     head_activation: str = "tanh"
     settings: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
-    biases: bool = True
+    biases: Collection[str] = ()
     transposed: bool = True
     scaled: bool = False
 
@@ -168,6 +175,27 @@ _BERT = Family(
     },
     head={"pooler": "pooler.dense"},
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
+)  # fmt: skip
+_LLAMA_FAMILY = Family(
+    modules=_LLAMA,
+    unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
+    prefix="model.",
+    defaults={
+        "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    fixed={"attention_bias": False, "mlp_bias": False},
+)  # fmt: skip
+_QWEN2 = _LLAMA_FAMILY._replace(
+    defaults={
+        **_LLAMA_FAMILY.defaults, "vocab_size": 151936, "intermediate_size": 22016,
+        "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,
+        "sliding_window": 4096, "max_window_layers": 28,
+    },
+    fixed={},
+    biases=("layers.query", "layers.key", "layers.value"),
 )  # fmt: skip
 _ROBERTA = _BERT._replace(
     prefix="roberta.",
@@ -227,6 +255,7 @@ FAMILIES = {
             "add_cross_attention": False, "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True,
         },
+        biases=_GPT2.keys() - {"tokens", "positions"},
         transposed=False,
     ),
     "gemma2": Family(
@@ -245,21 +274,22 @@ FAMILIES = {
             "attention_bias": False, "use_bidirectional_attention": False,
             "tie_word_embeddings": True,
         },
-        biases=False,
         scaled=True,
     ),
-    "llama": Family(
-        modules=_LLAMA,
-        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
-        prefix="model.",
+    "llama": _LLAMA_FAMILY,
+    "mistral": _LLAMA_FAMILY._replace(
         defaults={
-            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
+            **_LLAMA_FAMILY.defaults, "intermediate_size": 14336, "num_key_value_heads": 8,
+            "max_position_embeddings": 131072, "sliding_window": 4096, "use_sliding_window": True,
+            "max_window_layers": 0,
         },
-        fixed={"attention_bias": False, "mlp_bias": False},
-        biases=False,
+    ),
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2._replace(
+        modules={**_LLAMA, **_NORMS},
+        defaults={**_QWEN2.defaults, "head_dim": 128},
+        fixed={"attention_bias": False},
+        biases=(),
     ),
 }  # fmt: skip
 
@@ -276,9 +306,17 @@ _POSITIVE = (
 )  # fmt: skip
 
 
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+
+
 def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
     """Returns the family of a `config.json` and its settings; a ValueError names a wrong one."""
-    family = Settings(raw, {}).choose("model_type", FAMILIES)
+    if (kind := raw.get("model_type")) not in list(FAMILIES):
+        raise ValueError(
+            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; after pip install "
+            '"hopfax[torch]", the command hopfax reads any family that transformers can load'
+        )
+    family = FAMILIES[kind]
     config = Settings({**family.defaults, **raw}, family.settings)
     for key, value in family.fixed.items():
         if config.get(key, value) != value:
@@ -304,24 +342,24 @@ def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
     return family, config
 
 
-def labels_of(config: Settings) -> tuple[str, ...]:
-    """Returns the class names of a model for sequence classification; () for others."""
-    if (
-        "ForSequenceClassification" not in str(config.get("architectures"))
-        or config.get("problem_type") == "multi_label_classification"
-    ):
-        return ()
+def labels_of(config: Settings) -> tuple[tuple[str, ...], str | None]:
+    """Returns the class names and the problem type of a model for sequence classification.
+
+    The model has one label for each logit. Others have () and None.
+    """
+    if "ForSequenceClassification" not in str(config.get("architectures")):
+        return (), None
     # `transformers` does not write the default.
     default = {str(number): f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
     labels = config.get("id2label", default)
     if not isinstance(labels, dict) or set(labels) != {str(n) for n in range(len(labels) or 1)}:
         raise ValueError(f"id2label must map 0, 1, ... to names, got {labels}")
     names = tuple(str(labels[str(number)]) for number in range(len(labels)))
-    if config.get("problem_type") == "regression" and len(names) > 1:
-        return ()
     if len(set(names)) < len(names):
         raise ValueError(f"id2label must have distinct names, got {', '.join(names)}")
-    return names
+    if config.get("problem_type") is None:  # what `transformers` assumes of integer labels
+        return names, "regression" if len(names) == 1 else PROBLEMS[0]
+    return names, config.choose("problem_type", dict(zip(PROBLEMS, PROBLEMS, strict=True)))
 
 
 def encoder_leaves(shapes: Params, family: Family) -> dict[str, Leaf]:
@@ -329,8 +367,11 @@ def encoder_leaves(shapes: Params, family: Family) -> dict[str, Leaf]:
     return leaves_of(shapes, {**family.modules, **(family.head if "pooler" in shapes else {})})
 
 
-def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
-    """Returns how files store the parameters of a causal model, all layers stacked."""
+def causal_leaves(family: Family, config: Settings, num_labels: int) -> dict[str, Leaf]:
+    """Returns how files store the parameters of a causal model, all layers stacked.
+
+    A classifier has a `score` of the classes in place of the `head`.
+    """
     heads, width = config["num_attention_heads"], config["hidden_size"]
     sizes = {
         "vocab": config["vocab_size"],
@@ -338,22 +379,24 @@ def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
         "queries": heads * config.head_width,
         "keys": config.get("num_key_value_heads", heads) * config.head_width,
         "qkv": 3 * heads * config.head_width,
+        "head": config.head_width,
         "ff": config.get("intermediate_size", 4 * width),
         "positions": config["max_position_embeddings"],
+        "labels": num_labels,
     }
-    leaves = {}
-    for path, module in family.modules.items():
-        if path == "head" and config["tie_word_embeddings"]:
+    leaves, modules = {}, {**family.modules, **({"score": "score"} if num_labels else {})}
+    for path, module in modules.items():
+        if path == "head" and (num_labels or config["tie_word_embeddings"]):
             continue
         layers, stacked = range(config["num_hidden_layers"]), "{}" in module
         names = [module.format(layer) for layer in (layers if stacked else (0,))]
         shape = tuple(sizes[name] for name in _MATRICES.get(path, ("width",)))
         table = path in ("tokens", "positions")
-        flip = family.transposed and not table and len(shape) == 2
+        flip = (family.transposed or path == "score") and not table and len(shape) == 2
         weights = [f"{name}.weight" for name in names]
         kind = "embedding" if table else "weight"
         leaves[f"{path}.{kind}"] = Leaf(weights, shape[::-1] if flip else shape, flip, stacked)
-        if family.biases and not table:
+        if path in family.biases:
             biases = [f"{name}.bias" for name in names]
             leaves[f"{path}.bias"] = Leaf(biases, shape[-1:], False, stacked)
     return leaves

@@ -129,8 +129,9 @@ def recall_text(
 
 def _check(model: Pretrained, num_tokens: int, start: Any, mixture: Any, log_prior: Any) -> Any:
     """Returns the id of the token before a text."""
-    if (kind := model.config["model_type"]) not in CAUSAL:
-        raise ValueError(f"the model must be causal ({', '.join(CAUSAL)}), got {kind}")
+    if (kind := model.config["model_type"]) not in CAUSAL or model.labels:
+        allowed = f"causal ({', '.join(CAUSAL)}) and no classifier"
+        raise ValueError(f"the model must be {allowed}, got {kind} with {len(model.labels)} labels")
     if (start := model.config.get("bos_token_id") if start is None else start) is None:
         raise ValueError("start is required: the model's configuration has no bos_token_id")
     size = len(model.table)

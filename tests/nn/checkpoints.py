@@ -23,7 +23,13 @@ LLAMA |= {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 100.0}
 DISTILBERT = {"vocab_size": VOCAB, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS}
 DISTILBERT |= {"hidden_dim": FF, "max_position_embeddings": POSITIONS, "activation": "gelu"}
 SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2, "llama": LLAMA}
-SETTINGS |= {"distilbert": DISTILBERT, "electra": ENCODER | {"embedding_size": NARROW}}
+WINDOWS = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}
+SETTINGS |= {"mistral": LLAMA | {"sliding_window": 3}, "qwen2": LLAMA | WINDOWS}
+SETTINGS |= {
+    "qwen3": LLAMA | WINDOWS,
+    "distilbert": DISTILBERT,
+    "electra": ENCODER | {"embedding_size": NARROW},
+}
 CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 
@@ -31,9 +37,9 @@ def shapes(family):
     """Returns the shapes of a file's tensors by the names of Hugging Face's models."""
     named = {}
 
-    def linear(name, inputs, outputs, *, transposed=True):
+    def linear(name, inputs, outputs, *, transposed=True, bias=True):
         named[f"{name}.weight"] = (outputs, inputs) if transposed else (inputs, outputs)
-        named[f"{name}.bias"] = (outputs,)
+        named.update({f"{name}.bias": (outputs,)} if bias else {})
 
     def norm(name, width=WIDTH):
         named[f"{name}.weight"] = named[f"{name}.bias"] = (width,)
@@ -82,13 +88,15 @@ def shapes(family):
             for part in norms if family == "gemma2" else norms[:2]:
                 named[f"{layer}.{part}_layernorm.weight"] = (WIDTH,)
             for part, count in (("q", 24), ("k", 12), ("v", 12)):
-                named[f"{layer}.self_attn.{part}_proj.weight"] = (count, WIDTH)
+                linear(f"{layer}.self_attn.{part}_proj", WIDTH, count, bias=family == "qwen2")
+            for part in "qk" if family == "qwen3" else "":
+                named[f"{layer}.self_attn.{part}_norm.weight"] = (6,)
             named[f"{layer}.self_attn.o_proj.weight"] = (WIDTH, 24)
             for part in ("gate", "up"):
                 named[f"{layer}.mlp.{part}_proj.weight"] = (FF, WIDTH)
             named[f"{layer}.mlp.down_proj.weight"] = (WIDTH, FF)
         named["model.norm.weight"] = (WIDTH,)
-        if family == "llama":
+        if family != "gemma2":
             named["lm_head.weight"] = (VOCAB, WIDTH)
     return named
 
@@ -100,9 +108,14 @@ HEADS_OF["distilbert"] = ("pre_classifier", "classifier")
 
 def with_head(family, num_labels):
     """Returns the shapes and settings of a model for sequence classification."""
-    named, (dense, out) = shapes(family), HEADS_OF[family]
-    named |= {f"{dense}.weight": (WIDTH, WIDTH), f"{dense}.bias": (WIDTH,)}
-    named |= {f"{out}.weight": (num_labels, WIDTH), f"{out}.bias": (num_labels,)}
+    named = shapes(family)
+    if family in HEADS_OF:
+        dense, out = HEADS_OF[family]
+        named |= {f"{dense}.weight": (WIDTH, WIDTH), f"{dense}.bias": (WIDTH,)}
+        named |= {f"{out}.weight": (num_labels, WIDTH), f"{out}.bias": (num_labels,)}
+    else:
+        named.pop("lm_head.weight", None)
+        named["score.weight"] = (num_labels, WIDTH)
     return named, {"architectures": ["ModelForSequenceClassification"]}
 
 

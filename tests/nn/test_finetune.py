@@ -191,7 +191,7 @@ def test_a_classifier_keeps_the_attention_of_the_model(bert):
 @pytest.mark.parametrize(
     ("family", "changes", "options", "message"),
     [
-        ("gpt2", {}, {}, "the model must be a BERT or RoBERTa, got gpt2"),
+        ("gpt2", {}, {}, "the model must be an encoder, such as a BERT, got gpt2"),
         ("bert", {}, {"attention": partial(HopfieldAttention, beta=2.0)}, "must be a class, such"),
         ("bert", {}, {"num_heads": 1}, r"num_heads must not be passed: the model has \d+ heads"),
         ("bert", {}, {"num_outputs": None}, "num_outputs is required: the model has no classifier"),

@@ -143,9 +143,8 @@ def test_the_head_for_sequence_classification(tmp_path, family):
     parts = (model.params[name] for name in ("pooler", "classifier"))
     head = [np.max(part[kind]) for part in parts for kind in ("kernel", "bias")]
     assert head == [len(named) + i for i in (-4, -3, -2, -1)]
-    several = {"problem_type": "multi_label_classification"}
-    for changes in ({"architectures": ["ForTokenClassification"]}, settings | several):
-        assert load(tmp_path, family, tensors, **labels, **changes).labels == ()
+    other = {"architectures": ["ForTokenClassification"]}
+    assert load(tmp_path, family, tensors, **labels, **other).labels == ()
     for labels, message in (
         # The default is two labels, which `transformers` does not write.
         ({}, r"weight must have shape \(2, 8\), got \(3, 8\)"),
@@ -383,7 +382,7 @@ def test_all_wrong_tensors_are_named(tmp_path, draw):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bert", {"model_type": "t5"}, "model_type must be one of bert, .*llama, got 't5'"),
+        ("bert", {"model_type": "t5"}, r"model_type must be one of .*, got 't5'; .*\[torch\]"),
         ("llama", {"attention_bias": True}, "attention_bias must be False, got True"),
         ("llama", {"mlp_bias": True}, "mlp_bias must be False, got True"),
         ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_type must be .*, got 'llama3'"),
@@ -429,7 +428,7 @@ def test_missing_and_broken_files(tmp_path, draw):
     config.write_text(json.dumps(CONFIGS["bert"]))
     refused(r"no model\.safetensors and no .*index\.json$", FileNotFoundError)
     (folder / "tf_model.h5").touch()
-    refused("json; convert tf_model.h5 to safe", FileNotFoundError)
+    refused("json; convert tf_model.h5 to safe.* then call save_", FileNotFoundError)
     for shards in ({"a": 1}, None, *({"a": f"{x}b.safetensors"} for x in ("../", "/", "c\\"))):
         index.write_text(json.dumps({"weight_map": shards}))
         refused(r"weight_map from tensors to \.safetensors files in")
