@@ -249,6 +249,9 @@ class Classifier:
             "model_max_length": encoder.max_length,
             **tokenizer_settings(tokenizer),
         }
+        if encoder.position_offset and "add_prefix_space" not in settings:
+            # Else `transformers` splits the words of an XLM-RoBERTa as those of a RoBERTa.
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         for name, value in (("tokenizer_config", settings), ("config", config)):
             text = json.dumps(value, indent=2, ensure_ascii=False, default=_number)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")

@@ -25,11 +25,8 @@ DISTILBERT |= {"hidden_dim": FF, "max_position_embeddings": POSITIONS, "activati
 SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2, "llama": LLAMA}
 WINDOWS = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}
 SETTINGS |= {"mistral": LLAMA | {"sliding_window": 3}, "qwen2": LLAMA | WINDOWS}
-SETTINGS |= {
-    "qwen3": LLAMA | WINDOWS,
-    "distilbert": DISTILBERT,
-    "electra": ENCODER | {"embedding_size": NARROW},
-}
+SETTINGS |= {"qwen3": LLAMA | WINDOWS, "distilbert": DISTILBERT}
+SETTINGS |= {"electra": ENCODER | {"embedding_size": NARROW}}
 CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 

@@ -1,11 +1,11 @@
 """What families add to BERT and Llama, against slow NumPy, and against PyTorch if installed."""
 
-from importlib.util import find_spec
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
-from nn.checkpoints import CONFIGS, LAYERS, PAD, VOCAB, save_random
+from nn.checkpoints import CONFIGS, PAD, VOCAB, save_random
 from safetensors.numpy import load_file
 
 from hopfax.classifier import Classifier
@@ -18,8 +18,7 @@ LENGTHS = np.array([7, 5, 2])
 MASK = np.arange(7) < LENGTHS[:, None]
 IDS = np.where(MASK, np.random.default_rng(0).integers(PAD + 1, VOCAB, (3, 7)), PAD)
 VOCABULARY = train_vocabulary(["a b c d e f g h i j k l m n o p"])
-ALONE = LAYERS * (99,)
-WINDOWS = {"llama": ALONE, "mistral": LAYERS * (3,), "qwen2": (99, 3), "qwen3": (99, 3)}
+WINDOWS = {"llama": (99, 99), "mistral": (3, 3), "qwen2": (99, 3), "qwen3": (99, 3)}  # of layers
 
 
 def slow_llama(tensors, ids, windows):
@@ -65,9 +64,6 @@ def test_llama_s_relatives_equal_the_slow_reference(tmp_path, family):
     for row, ids, length in zip(output, IDS, LENGTHS, strict=True):
         expected = slow_llama(tensors, ids[:length], WINDOWS[family])
         np.testing.assert_allclose(row[:length], expected, atol=2e-5)
-    if family != "llama":
-        plain = slow_llama(tensors, IDS[0], ALONE)
-        assert np.abs(output[0] - plain).max() > 1e-3  # the window matters
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "llama"])
@@ -78,17 +74,16 @@ def test_a_causal_classifier_reads_the_last_token_that_is_not_padding(tmp_path, 
     score = load_file(tmp_path / "model.safetensors")["score.weight"]
     right = model.forward(model.embed(IDS), MASK)
     logits = model.classify(right.hidden_states[-1], MASK)
-    last = range(3), LENGTHS - 1
+    last = np.arange(3), LENGTHS - 1
     expected = right.hidden_states[-1][last] @ score.T
     np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(right.output[last], expected, rtol=1e-3, atol=1e-4)
     rolled = np.stack([np.roll(row, 7 - n) for row, n in zip(IDS, LENGTHS, strict=True)])
     left = model.forward(model.embed(rolled), MASK[:, ::-1]).hidden_states[-1]
     np.testing.assert_allclose(model.classify(left, MASK[:, ::-1]), logits, rtol=1e-3, atol=1e-4)
-    with pytest.raises(ValueError, match=r"and no classifier, got \w+ with 3 labels"):
-        language_prior(model, IDS[0], start=1)
-    with pytest.raises(ValueError, match=r"must be an encoder, .* got a \w+ with 3 labels"):
-        Classifier.load(tmp_path)
+    for use in (partial(language_prior, model, 3, start=1), partial(Classifier.load, tmp_path)):
+        with pytest.raises(ValueError, match=r"got (a )?\w+ with 3 labels"):
+            use()
 
 
 @pytest.mark.parametrize(
@@ -104,11 +99,8 @@ def test_a_causal_classifier_reads_the_last_token_that_is_not_padding(tmp_path, 
 def test_the_problem_says_what_the_logits_are(tmp_path, labels, stated, problem):
     model = load_pretrained(save_random(tmp_path, "bert", labels=labels, problem_type=stated))
     assert (model.labels, model.problem) == (labels, problem)
-    hidden = model.forward(model.embed(IDS), MASK).output
-    if not labels:
-        with pytest.raises(ValueError, match="the model has no classifier"):
-            model.classify(hidden, MASK)
-    else:
+    if labels:
+        hidden = model.forward(model.embed(IDS), MASK).output
         assert model.classify(hidden, MASK).shape == (3, len(labels))
     if problem != "single_label_classification":
         with pytest.raises(ValueError, match=f"{len(labels)} labels and problem {problem}"):
@@ -131,16 +123,12 @@ def test_a_classifier_is_loaded_gets_memory_and_is_saved(tmp_path, family, site)
         jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
-@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_pytorch(tmp_path, family):
-    import torch
-    import transformers
-
-    sizes = CONFIGS.get(family, CONFIGS["roberta"]) | {"model_type": family, "num_labels": 3}
-    config = transformers.AutoConfig.for_model(**sizes, initializer_range=0.3)
-    config.pad_token_id = PAD
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    sizes = CONFIGS.get(family, CONFIGS["roberta"]) | {"model_type": family, "pad_token_id": PAD}
+    config = transformers.AutoConfig.for_model(**sizes, num_labels=3, initializer_range=0.3)
     torch.manual_seed(0)
     theirs = transformers.AutoModelForSequenceClassification.from_config(config).eval()
     theirs.save_pretrained(tmp_path)
