@@ -33,7 +33,7 @@ def language_prior(
     r"""Returns a model's decoding step and the empty cache of keys and values it starts from.
 
     Args:
-        model: A GPT-2, Gemma-2 or Llama, from `load_pretrained`.
+        model: A causal model, such as GPT-2 or Llama, from `load_pretrained`.
         num_tokens: Tokens that the cache has room for, from 1 to the model's `max_length`.
         start: Id of the token before the text; None takes `bos_token_id` of the configuration.
         mixture: Share $m$ of `log_prior`, in [0, 1], in $(1 - m) p_{LM} + m \pi$. After a
@@ -82,7 +82,7 @@ def recall_text(
     batches.
 
     Args:
-        model: A GPT-2, Gemma-2 or Llama, from `load_pretrained`.
+        model: A causal model, such as GPT-2 or Llama, from `load_pretrained`.
         noisy: Noisy embeddings, on the scale of `model.embed`.
         mask: True at real tokens, padding last; None means all.
         sigma: Standard deviation of the noise, > 0: for all texts, each text or each token; None if
