@@ -35,6 +35,7 @@ ALLOWED = {
     "hopfax.train": "checks cpu hopfield nn data text",
     "hopfax.classifier": "nn train data hub",
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
+    "hopfax.torch_model": "text_model data hub",
     "hopfax.measure": "train data text_model",
     "hopfax.command": "hopfax hub measure",
 }
