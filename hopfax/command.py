@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +19,50 @@ from hopfax.hub import local_path, optional_import
 if TYPE_CHECKING:  # imports jax, which --help does not wait for
     from hopfax.measure import Page
 
+
+def _integer(low: int, text: str) -> int:
+    """Parses an integer from `low` to 2³¹ - 1."""
+    if not text.isdecimal() or not low <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"must be an integer >= {low}, got {text}")
+    return int(text)
+
+
 COMMANDS = {
+    "typos": "Scores under misspelled words and swapped letters.",
     "robustness": "Scores under Gaussian noise on the embeddings.",
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
-_HELP = {
-    "folder": "folder or Hugging Face name of a BERT, RoBERTa, GPT-2, Gemma-2, Llama or Classifier",
-    "text": "sentence to measure",
-    "--dev": "texts and labels: .csv, .tsv or .jsonl",
-    "--text": "column of the texts (default: %(default)s)",
-    "--pair": "column of the second texts; required unless MODEL is a text classifier",
-    "--label": "column of the labels, or of similarity scores of pairs (default: %(default)s)",
-    "--labels": "names in the label column, in the order of the model's labels",
-    "--memory": "also score denoised token embeddings (slower)",
-    "--texts": "text file, one text per line; blank lines are skipped",
-    "--rows": "maximum number of rows, evenly spaced (default: %(default)s)",
-    "--out": "folder for the results (default: %(default)s)",
-}
+_PAGES = {"md": "README.md", "json": "results.json"}
+_DEV, _ROWS, _ALL = "typos robustness", "typos robustness stability", " ".join(COMMANDS)
+_SWITCH: dict[str, Any] = {"action": "store_true"}
+_COLUMN = {"metavar": "COLUMN"}
+_FILE = {"type": local_path, "required": True, "metavar": "FILE"}
+# name: (commands, help text, options)
+_FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "folder": (_ALL, "folder or Hugging Face name of a text model", {"metavar": "MODEL"}),
+    "text": ("influence", "sentence to measure", {"metavar": "SENTENCE"}),
+    "second": ("influence", "second sentence of a pair", {"metavar": "SECOND", "nargs": "?"}),
+    "--dev": (_DEV, "texts and labels: .csv, .tsv or .jsonl", _FILE),
+    "--text": (_DEV, "column of the texts (default: text)", _COLUMN | {"default": "text"}),
+    "--pair": (_DEV, "column of the second texts; required without labels of MODEL", _COLUMN),
+    "--label": (_DEV, "column of labels, or of pairs' similarity scores (default: label)",
+                _COLUMN | {"default": "label"}),
+    "--labels": (_DEV, "names in the label column, in the order of the model's labels",
+                 {"nargs": "+", "metavar": "NAME"}),
+    "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
+    "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
+    "--rows": (_ROWS, "maximum number of rows, evenly spaced (default: 400)",
+               {"type": partial(_integer, 2), "default": 400, "metavar": "INT"}),
+    "--batch-size": (_ROWS, "texts computed at a time (default: what fits the device)",
+                     {"type": partial(_integer, 1), "metavar": "INT"}),
+    "--seed": (_ALL, "seed of typos, noise and replacements (default: 0)",
+               {"type": partial(_integer, 0), "default": 0, "metavar": "INT"}),
+    "--format": (_ALL, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
+    "--out": (_ALL, "folder for the results (default: %(default)s)",
+              {"type": local_path, "metavar": "FOLDER"}),
+    "--force": (_ALL, "replace the results of another run in the folder", _SWITCH),
+}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,34 +72,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for command, text in COMMANDS.items():
         each = commands.add_parser(command, help=text, description=text)
-        each.set_defaults(command=command)
-
-        def add(name: str, each: argparse.ArgumentParser = each, **options: Any) -> None:
-            each.add_argument(name, help=_HELP[name], **options)
-
-        add("folder", metavar="MODEL")
-        if command == "influence":
-            add("text", metavar="SENTENCE")
-        elif command == "stability":
-            add("--texts", type=local_path, required=True, metavar="FILE")
-        else:
-            add("--dev", type=local_path, required=True, metavar="FILE")
-            add("--text", default="text", metavar="COLUMN")
-            add("--pair", metavar="COLUMN")
-            add("--label", default="label", metavar="COLUMN")
-            add("--labels", nargs="+", metavar="NAME")
-            add("--memory", action="store_true")
-        if command != "influence":
-            add("--rows", type=_count, default=400, metavar="INT")
-        add("--out", type=local_path, default=Path(f"hopfax_{command}"), metavar="FOLDER")
+        for name, (users, text, options) in _FLAGS.items():
+            if command in users:
+                each.add_argument(name, help=text, **options)
+        each.set_defaults(command=command, out=Path(f"hopfax_{command}"))
     return top
-
-
-def _count(text: str) -> int:
-    """Parses an integer >= 2."""
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 2, got {text}")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _record(flags: argparse.Namespace) -> bytes:
     """Returns config.json: the command and its flags, which tell whose results a folder has."""
-    values = {name: value for name, value in vars(flags).items() if name != "out"}
+    values = {name: value for name, value in vars(flags).items() if name not in ("out", "force")}
     if Path(flags.folder).is_dir():
         values["folder"] = Path(flags.folder)
     return json.dumps(values, indent=2, default=lambda path: str(path.absolute())).encode()
@@ -112,42 +116,84 @@ def _record(flags: argparse.Namespace) -> bytes:
 def _check_out(flags: argparse.Namespace) -> None:
     """Raises an error before the measurement if its results could not be written."""
     folder, record = flags.out, flags.out / "config.json"
-    optional_import("matplotlib")
+    if flags.format == "md":
+        optional_import("matplotlib")
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
-    if any(folder.glob("*")) and not (record.is_file() and record.read_bytes() == _record(flags)):
-        raise FileExistsError(f"--out must be new, or a folder of the same command, got {folder}")
+    earlier = record.read_bytes() if record.is_file() else b""
+    replaces = flags.force and b'"command": ' in earlier and (folder / "results.csv").exists()
+    if any(folder.glob("*")) and earlier != _record(flags) and not replaces:
+        allowed = "new, or a folder of the same command (with --force, of another)"
+        raise FileExistsError(f"--out must be {allowed}, got {folder}")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 
 
 def _write(flags: argparse.Namespace, page: "Page") -> Path:
-    """Writes config.json, results.csv, README.md and figure.png; returns the path of README.md."""
-    from matplotlib.figure import Figure
-
-    folder, data = flags.out, io.StringIO(newline="")
-    writer = csv.DictWriter(data, list(page.rows[0]))
-    writer.writeheader()
-    writer.writerows(page.rows)
+    """Writes the configuration, the data and the page, all or nothing; returns the page's path."""
+    files = {"config.json": _record(flags), "results.csv": _csv(page.rows)}
     # Names of files may not be UTF-8.
     title, table = page.title.encode(errors="replace").decode(), page.table or page.rows
-    lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
-    lines += [f"| {' | '.join(table[0])} |", f"|{'---|' * len(table[0])}"]
-    lines += [f"| {' | '.join(map(_escaped, row.values()))} |" for row in table]
-    lines += ["", f"{page.note} Data: [results.csv](results.csv).", ""]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_bytes(_record(flags))
-    (folder / "results.csv").write_bytes(data.getvalue().encode())
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
-    # The picture comes last: it may fail.
-    figure = Figure(figsize=(7, max(3.6, 0.24 * len(table))), layout="constrained")
+    if page.examples:
+        files["examples.csv"] = _csv(page.examples)
+    if flags.format == "json":
+        # JSON has no infinity, the ratio without noise.
+        rows = [
+            {key: None if x == float("inf") else x for key, x in row.items()} for row in page.rows
+        ]
+        values = {"title": title, "note": page.note, "rows": rows, "examples": page.examples}
+        text = json.dumps(values, indent=2, ensure_ascii=False)
+    else:
+        lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
+        lines += [*_table(table), "", f"{page.note} Data: [results.csv](results.csv).", ""]
+        if page.examples:
+            lines += ["Texts whose label changes: [examples.csv](examples.csv); the first:", ""]
+            lines += [*_table(page.examples[:10]), ""]
+        text = "\n".join(lines)
+    files[_PAGES[flags.format]] = text.encode(errors="replace")
+    try:
+        if flags.format == "md":
+            files["figure.png"] = _picture(title, page, len(table))
+    finally:  # a measurement is kept if its picture fails
+        out = flags.out.absolute()
+        folder = out if out.exists() else out.with_name(f"{out.name}.partial")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in {"examples.csv", "figure.png", *_PAGES.values()} - files.keys():
+            (folder / name).unlink(missing_ok=True)  # of another run
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        if folder != out:
+            folder.rename(out)
+    return flags.out / _PAGES[flags.format]
+
+
+def _picture(title: str, page: "Page", lines: int) -> bytes:
+    """Returns the figure as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, max(3.6, 0.24 * lines)), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     page.draw(axes)
-    figure.savefig(folder / "figure.png", dpi=130)
-    return folder / "README.md"
+    figure.savefig(data := io.BytesIO(), dpi=130)
+    return data.getvalue()
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
+    def cell(value: Any) -> Any:  # a spreadsheet would compute "=1+1"
+        return re.sub(r"^(?=[-=+@].)", "'", value) if isinstance(value, str) else value
+
+    data = io.StringIO(newline="")
+    csv.writer(data).writerows([rows[0], *(map(cell, row.values()) for row in rows)])
+    return data.getvalue().encode(errors="replace")
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the lines of a Markdown table."""
+    cells = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return [f"| {' | '.join(map(_escaped, line))} |" for line in cells]
 
 
 def _escaped(value: Any) -> str:

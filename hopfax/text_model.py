@@ -64,6 +64,8 @@ class TextModel:
         num_layers: Number of layers.
         sites: Where `outputs` can add noise.
         memory: Site of the model's own memory; None without.
+        batch_size: Texts computed at a time; None fits the device.
+        seed: Seed of noise and replacements, from 0 to 2³¹ - 1.
     """
 
     vocabulary: WordPiece
@@ -73,6 +75,8 @@ class TextModel:
     num_layers: int
     sites: tuple[str, ...] = ("token",)
     memory: str | None = None
+    batch_size: int | None = None
+    seed: int = 0
 
     def __init__(self, folder: Path):
         check_devices()
@@ -120,8 +124,11 @@ class TextModel:
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
         parts, order = [], []
         for bucket in to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
-            for batch, weights in eval_batches(bucket, batch_size=rows_per_call(bucket)):
-                part = self.run(corruption, batch, level)
+            size = self.batch_size or rows_per_call(bucket)
+            for batch, weights in eval_batches(bucket, batch_size=size):
+                # The row number seeds a text's draws: other seeds use numbers beyond all rows.
+                draws = batch.index + np.uint32(self.seed * 1_000_003 % 2**32)
+                part = self.run(corruption, batch._replace(index=draws.astype(np.uint32)), level)
                 parts.append(part[weights > 0])
                 order.append(batch.index[weights > 0])
         return _finite(np.concatenate(parts))[np.argsort(np.concatenate(order))]
@@ -134,12 +141,13 @@ class TextModel:
         """
         ids = np.asarray(self.encode([text]).ids[0])
         tokens = jnp.asarray(self.embed_tokens(ids))
-        keys = jax.random.split(jax.random.key(0), _DRAWS)
+        noise, directions = map(jax.random.key, (2 * self.seed, 2 * self.seed + 1))
+        keys = jax.random.split(noise, _DRAWS)
         copies, mask = jnp.repeat(tokens, _DRAWS, axis=0), jnp.ones((_DRAWS, ids.shape[1]), bool)
         samples = add_noise(keys, copies, mask, jnp.float32(_DRAWS_DB))
         # Relative changes are comparable between models.
         scale = float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
-        each = scale * self.slopes(ids, samples, jax.random.split(jax.random.key(1), _DRAWS))
+        each = scale * self.slopes(ids, samples, jax.random.split(directions, _DRAWS))
         label, toward = None, None
         if self.labels:
             best = int(self.outputs([text])[0].argmax())

@@ -35,7 +35,7 @@ ALLOWED = {
     "hopfax.train": "checks cpu hopfield nn data text",
     "hopfax.classifier": "nn train data hub",
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
-    "hopfax.measure": "train data text_model",
+    "hopfax.measure": "train data text text_model",
     "hopfax.command": "hopfax hub measure",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
