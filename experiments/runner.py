@@ -275,9 +275,12 @@ def load(config: Flags, name: str) -> TaskData:
     }
     if flags.train and flags.dev:
         columns: dict[str, Any] = {"text": flags.text, "pair": flags.pair, "label": flags.label}
+        train, dev = (read_table(path, **columns) for path in (flags.train, flags.dev))
+        for path, table in ((flags.train, train), (flags.dev, dev)):
+            print(f"{path}: {', '.join(table.notes)}")
         data = from_rows(
-            *read_table(flags.train, **columns),
-            test=read_table(flags.dev, **columns),
+            *train,
+            test=dev,
             name=name,
             vocabulary=tokens or flags.vocab,
             **sizes,

@@ -86,9 +86,10 @@ def read_rows(
             raise ValueError(f"{path}: {spec.section!r} must be a list of rows, got {got}")
         rows = enumerate(rows, start=1)
     elif path.suffix == ".jsonl":
-        rows = json_rows(path)
+        rows = json_rows(path, numbered_lines(read_text(path)))
     else:
-        rows = by_column(path, tab_cells(path), spec.header)
+        cells = ((line, each.split("\t")) for line, each in numbered_lines(read_text(path)))
+        rows = by_column(path, cells, spec.header)
     usable, skipped = [], defaultdict(list)
     for index, (number, row) in enumerate(rows := list(rows)):
         try:
@@ -119,16 +120,18 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte}") from None
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yields lines, separated by newlines only, with numbers from 1; drops empty last lines."""
-    text = read_text(path).rstrip("\r\n")
+    text = text.rstrip("\r\n")
     for number, line in enumerate(text.split("\n") if text else (), start=1):
         yield number, line.removesuffix("\r")
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the objects of a JSONL file with their line numbers; lines may be blank."""
-    for number, line in numbered_lines(path):
+def json_rows(
+    path: Path | str, lines: Iterable[tuple[int, str]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the objects of the lines of a JSONL file; lines may be blank."""
+    for number, line in lines:
         try:
             if line.strip():
                 row = json.loads(line)
@@ -141,13 +144,8 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise ValueError(f"{path}, {where}: not JSON ({reason})") from None
 
 
-def tab_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the cells of the lines of a tab-separated file."""
-    return ((number, line.split("\t")) for number, line in numbered_lines(path))
-
-
 def by_column(
-    path: Path, rows: Iterable[tuple[int, list[str]]], header: Sequence[str] = ()
+    path: Path | str, rows: Iterable[tuple[int, list[str]]], header: Sequence[str] = ()
 ) -> Iterator[tuple[int, dict[str, str] | SkippedRow]]:
     """Yields cells by column name; the first row is the header, unless it is given."""
     rows = iter(rows)

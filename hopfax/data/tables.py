@@ -1,22 +1,27 @@
-"""Tasks from your own data, in lists or in a CSV, TSV or JSONL file."""
+"""Tasks from your own data, in lists or in a table or JSON file."""
 
-import contextlib
+import codecs
 import csv
+import gzip
 import io
+import json
 import os
 import re
 import reprlib
+import shlex
+import sys
 import threading
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hopfax.data.load import TaskData, tokenize_splits
-from hopfax.data.raw import SkippedRow, by_column, json_rows, read_text, tab_cells
+from hopfax.data.raw import SkippedRow, by_column, json_rows, numbered_lines
 from hopfax.data.tasks import Example, Names, TaskSpec, check_integer
 from hopfax.data.tokenize import WordPiece, check_unicode, is_blank
 from hopfax.hub import local_path
@@ -26,6 +31,7 @@ _NUMBER = re.compile(
     r"\s*[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?(e[+-]?\d+)?|inf(inity)?|nan)\s*", re.A | re.I
 )
 _LARGEST = float(np.finfo(np.float32).max)
+_ENDINGS = (".csv", ".tsv", ".txt", ".jsonl", ".json")
 _csv_limit = threading.Lock()  # the limit of a cell's length is a state of the process
 TextsAndLabels = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
@@ -100,89 +106,185 @@ def from_rows(
     return tokenize_splits(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
+class Table(NamedTuple("Table", [("texts", list[Any]), ("labels", list[Any])])):
+    """The texts and labels of a file: a pair.
+
+    Attributes:
+        notes: What `read_table` detected: format, encoding, and how many rows it skipped.
+    """
+
+    notes: tuple[str, ...] = ()
+
+
 def read_table(
     path: str | os.PathLike, *, text: str = "text", pair: str | None = None, label: str = "label"
-) -> tuple[list[Any], list[Any]]:
+) -> Table:
     r"""Returns the texts and labels of a file, for `from_rows`.
 
-    CSV and TSV files start with a header line; TSV has no quoting. Their labels are stripped, and
-    become numbers if all labels are numbers (01 is a string). Each line of a JSONL file is an
-    object.
+    A table starts with a header line. Its separator is the one of `,`, `;`, tab and `|` with which
+    the header has the columns; tab-separated cells are quoted only if the header is. Labels of a
+    table are stripped, and become numbers if all labels are numbers (01 is a string). JSON is an
+    array of objects, or one object a line. Rows without a text are skipped. A cell has any length.
 
     Args:
-        path: A file that ends in `.csv`, `.tsv` or `.jsonl`, in UTF-8.
-        text: Column of the texts.
+        path: A file that ends in `.csv`, `.tsv`, `.txt`, `.jsonl` or `.json`, perhaps followed by
+            `.gz`; `"-"` for standard input. The text is in UTF-8, in UTF-16 with a byte-order mark,
+            or else in Latin-1 (Windows-1252).
+        text: Column of the texts; in JSON, `a.b` is the key `b` of the object `a`.
         pair: Column of the second texts of pairs.
         label: Column of the labels.
 
+    Returns:
+        Texts and labels; the attribute `notes` says what was detected.
+
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file has another ending or encoding, no rows, or a malformed line.
+        ValueError: If the file has another ending, is not text, or has no rows; if a row is
+            malformed or has no label; or if all labels are -1, as in the test files of GLUE.
 
     Example:
         >>> import pathlib, tempfile
         >>> from hopfax.data import read_table
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "films.csv"
-        >>> _ = path.write_text('review,stars\n"good, long",4\ndull,1\n')
-        >>> read_table(path, text="review", label="stars")
-        (['good, long', 'dull'], [4, 1])
+        >>> _ = path.write_text('review;stars\n"good; long";4\n;\ndull;1\n')
+        >>> texts, labels = table = read_table(path, text="review", label="stars")
+        >>> texts, labels, table.notes
+        (['good; long', 'dull'], [4, 1], ("separator ';'", 'UTF-8', 'skipped rows without text: 1'))
     """
-    path = local_path(path)
-    ending = path.suffix.lower()
-    if ending not in (".csv", ".tsv", ".jsonl"):
-        raise ValueError(f"path must end in .csv, .tsv or .jsonl, got {path}")
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
+    name, ending, content, encoding = _read(path)
+    columns, skipped = [text, *([pair] if pair else []), label], 0
+    is_json = ending in (".json", ".jsonl")
+    if is_json or (ending in (".txt", "") and content.lstrip().startswith(("{", "["))):
+        is_json, kind, rows = True, "JSON", _json_rows(name, content)
+    else:
+        kind, skipped, rows = _table_rows(name, content, columns, ending)
     texts, labels = [], []
-    for line, row in json_rows(path) if ending == ".jsonl" else _table_rows(path, ending):
+    for place, row in rows:
+        where = f"{name}, {place}"
         if isinstance(row, SkippedRow):
-            raise ValueError(f"{path}, line {line}: {row.args[1]}")
-        for column in filter(None, (text, pair, label)):
-            if column not in row:
-                names = ", ".join([*map(repr, list(row)[:20]), *(["..."] if len(row) > 20 else [])])
-                raise ValueError(f"{path}, line {line}: no column {column!r}; columns: {names}")
-            cell = row[column]
-            if cell is None or is_blank(str(cell)):
-                raise ValueError(f"{path}, line {line}: {column!r} is empty")
-            if column != label and not isinstance(cell, str):
-                raise ValueError(f"{path}, line {line}: {column!r} must be a string, got {cell!r}")
-        texts.append((row[text], row[pair]) if pair else row[text])
-        labels.append(row[label] if ending == ".jsonl" else row[label].strip())
+            raise ValueError(f"{where}: {row.args[1]}")
+        *parts, value = (_cell(row, column, where) for column in columns)
+        if any(part is None or is_blank(str(part)) for part in parts):
+            skipped += 1
+            continue
+        for column, part in zip(columns, parts, strict=False):
+            if not isinstance(part, str):
+                raise ValueError(f"{where}: {column!r} must be a string, got {reprlib.repr(part)}")
+        if value is None or is_blank(str(value)):
+            raise ValueError(f"{where}: {label!r} is empty")
+        texts.append(tuple(parts) if pair else parts[0])
+        labels.append(value if is_json else value.strip())
     if not texts:
-        raise ValueError(f"{path} has no rows")
-    if ending != ".jsonl" and all(map(_NUMBER.fullmatch, labels)):
-        with contextlib.suppress(ValueError):
-            return texts, list(map(int, labels))
-        return texts, list(map(float, labels))
-    return texts, labels
+        raise ValueError(f"{name} has no rows with a text")
+    if not is_json and all(map(_NUMBER.fullmatch, labels)):
+        try:
+            labels = list(map(int, labels))
+        except ValueError:
+            labels = list(map(float, labels))
+    if all(each == -1 for each in labels):
+        raise ValueError(f"{name}: all labels are -1, as in GLUE's test rows: use validation rows")
+    table = Table(texts, labels)
+    table.notes = (kind, encoding, *[f"skipped rows without text: {skipped}"] * (skipped > 0))
+    return table
 
 
-def _table_rows(path: Path, ending: str) -> Iterator[tuple[int, Any]]:
-    """Returns line numbers and rows by column; lines may be blank."""
-    separator = "," if ending == ".csv" else "\t"
-    rows = (
-        _csv_rows(path) if ending == ".csv" else [row for row in tab_cells(path) if row[1] != [""]]
-    )
-    line, header = next(iter(rows), (1, []))
-    if len(header) == 1 and (other := re.search(f"(?!{separator})[,;|\t]", header[0])):
-        raise ValueError(f"{path}, line {line}: separator must be {separator!r}, got {other[0]!r}")
-    return by_column(path, rows)
+def _read(path: str | os.PathLike) -> tuple[str, str, str, str]:
+    """Returns the name, the ending in lower case, the content and the name of its encoding."""
+    if os.fspath(path) == "-":
+        name, ending, data = "standard input", "", sys.stdin.buffer.read()
+    else:
+        path = local_path(path)
+        name, ending = str(path), Path(path.name.lower().removesuffix(".gz")).suffix
+        if ending == ".parquet":
+            read, write = f"read_parquet({name!r})", f"to_csv({str(path.with_suffix('.csv'))!r}"
+            code = f"import pandas; pandas.{read}.{write}, index=False)"
+            raise ValueError(f"{name} is in Parquet; run {shlex.join(['python', '-c', code])}")
+        if ending not in _ENDINGS:
+            raise ValueError(f"path must end in {', '.join(_ENDINGS)}, or so and .gz, got {name}")
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {name}")
+        data = path.read_bytes()
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{name} is not a complete gzip file: {error}") from None
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = "UTF-16" if wide else "UTF-8"
+    try:
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = f"{data[error.start]:#04x} at {error.start}"
+        text, encoding = data.decode("cp1252", "replace"), f"Latin-1, as byte {byte} is not UTF-8"
+    if "\0" in text:
+        raise ValueError(f"{name} is not text, or in UTF-16 without a byte-order mark")
+    return name, ending, text, encoding
 
 
-def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
+def _json_rows(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the objects of an array, or of lines, with their places."""
+    if not text.lstrip().startswith("["):
+        for number, row in json_rows(name, numbered_lines(text)):
+            yield f"line {number}", row
+        return
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: not JSON ({error})") from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{name}, row {number}: expected an object, got {reprlib.repr(row)}")
+        yield f"row {number}", row
+
+
+def _table_rows(
+    name: str, text: str, columns: Sequence[str], ending: str
+) -> tuple[str, int, Iterator[tuple[str, Any]]]:
+    """Returns the separator, the number of empty rows, and the others by column, with places."""
+    headers = {}
+    for each in "\t,;|" if ending == ".tsv" else ",;\t|":
+        lines = csv.reader(io.StringIO(text[:100_000], newline=""), delimiter=each)
+        header = next((cells for cells in lines if not all(map(is_blank, cells))), [])
+        headers[each] = [cell.strip() for cell in header]
+    separator = max(headers, key=lambda x: ({*columns} <= {*headers[x]}, len(headers[x])))
+    if separator == "\t" and '"' not in text.lstrip().partition("\n")[0]:
+        rows = [(number, line.split("\t")) for number, line in numbered_lines(text)]
+    else:
+        rows = _quoted_rows(name, text, separator)
+    filled = [at for at, (_, cells) in enumerate(rows) if not all(map(is_blank, cells))]
+    empty = filled[-1] - filled[0] + 1 - len(filled) if filled else 0
+    rows = [rows[at] for at in filled]
+    rows[:1] = [(number, [cell.strip() for cell in cells]) for number, cells in rows[:1]]
+    places = ((f"line {number}", row) for number, row in by_column(name, rows))
+    return f"separator {'tab' if separator == chr(9) else repr(separator)}", empty, places
+
+
+def _quoted_rows(name: str, text: str, separator: str) -> list[tuple[int, list[str]]]:
     """The cells of the rows, with the number of their last line."""
     rows: list[tuple[int, list[str]]] = []
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     with _csv_limit:
         limit = csv.field_size_limit(2**31 - 1)
         try:
-            rows.extend((reader.line_num, cells) for cells in reader if cells)
+            rows.extend((reader.line_num, cells) for cells in reader)
         except csv.Error as error:
             reason = str(error).replace("unexpected end of data", "a quote is not closed")
-            raise ValueError(f"{path}, after line {rows[-1][0] if rows else 0}: {reason}") from None
+            raise ValueError(f"{name}, after line {rows[-1][0] if rows else 0}: {reason}") from None
         finally:
             csv.field_size_limit(limit)
     return rows
+
+
+def _cell(row: dict[str, Any], column: str, where: str) -> Any:
+    """Returns the value of a column, or the one of nested objects that `a.b` names."""
+    value: Any = row
+    try:
+        for key in [column] if column in row else column.split("."):
+            value = value[key]
+    except (KeyError, TypeError):
+        names = [repr(each)[:100] for each in row][:20] + ["..."] * (len(row) > 20)
+        raise ValueError(f"{where}: no column {column!r}; columns: {', '.join(names)}") from None
+    return value
 
 
 def _examples(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hopfax.data.batching import Encoded
-from hopfax.data.raw import numbered_lines
+from hopfax.data.raw import numbered_lines, read_text
 from hopfax.data.tasks import Example, check_integer
 from hopfax.hub import local_path, optional_import
 
@@ -62,7 +62,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
     if not path.is_file():
         hint = "pass a vocab.txt, or None to train one on the training texts"
         raise FileNotFoundError(f"no vocabulary at {path}: {hint}")
-    tokens = [token for _, token in numbered_lines(path)]
+    tokens = [token for _, token in numbered_lines(read_text(path))]
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     numbers: dict[str, int] = {}

@@ -1,4 +1,6 @@
 import csv
+import gzip
+import io
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -114,14 +116,51 @@ JSONL = """{"review": "good, long", "reply": "yes", "stars": 4}
 """
 
 
-@pytest.mark.parametrize(("ending", "content"), [("csv", CSV), ("TSV", TSV), ("jsonl", JSONL)])
-def test_columns_of_a_file(tmp_path, ending, content):
-    path = tmp_path / f"rows.{ending}"
-    path.write_text(content, encoding="utf-8", newline="")
-    texts, labels = read_table(path, text="review", label="stars")
-    assert texts == [row[0] for row in ROWS] and labels == [4, 1]
-    texts, labels = read_table(path, text="review", pair="reply", label="reply")
-    assert texts == [row[:2] for row in ROWS] and labels == ["yes", "no"]
+SPACED = CSV.replace("\r\n\r\n", "\r\n \r\n,,\r\n,no,1\r\n") + "\r\n"
+QUOTED = '"review"\t"reply"\t"stars"\n"good, long"\t"yes"\t4\n"a ""dull"" film"\t"no"\t1\n'
+ARRAY = "[" + JSONL.strip().replace("\n", ",") + "]"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "notes"),
+    [
+        ("a.csv", CSV, "separator ',', UTF-8, skipped rows without text: 1"),
+        ("a.txt", SPACED, "separator ',', UTF-8, skipped rows without text: 3"),
+        ("a.TSV", TSV, "separator tab, UTF-8"),
+        ("a.csv", QUOTED, "separator tab, UTF-8"),
+        ("a.tsv", TSV.replace("\t", " | "), "separator '|', UTF-8"),
+        ("a.csv", TSV.replace("\t", ";").encode("utf-16"), "separator ';', UTF-16"),
+        ("a.csv.gz", gzip.compress(TSV.encode()), "separator tab, UTF-8"),
+        ("a.jsonl", JSONL, "JSON, UTF-8"),
+        ("a.json.GZ", gzip.compress(JSONL.encode()), "JSON, UTF-8"),
+        ("a.txt", ARRAY, "JSON, UTF-8"),
+    ],
+)
+def test_columns_of_a_file(tmp_path, name, content, notes):
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(content)
+    table = read_table(tmp_path / name, text="review", label="stars")
+    assert ", ".join(table.notes) == notes
+    assert [text.strip() for text in table.texts] == [row[0] for row in ROWS]
+    assert table.labels == [4, 1]
+    texts, labels = read_table(tmp_path / name, text="review", pair="reply", label="reply")
+    assert [pair[1].strip() for pair in texts] == labels == ["yes", "no"]
+
+
+def test_standard_input_in_latin_1_and_nested_keys(monkeypatch):
+    def read(content, **columns):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        return read_table("-", **columns)
+
+    table = read("text|label\nIt’s a café|1".encode("cp1252"))
+    assert table == (["It’s a café"], [1])
+    assert table.notes == ("separator '|'", "Latin-1, as byte 0x92 at 13 is not UTF-8")
+    rows = b'{"a": {"b": "c", "d": null}, "a.d": 0.5}'
+    assert read(rows, text="a.b", label="a.d") == (["c"], [0.5])
+    with pytest.raises(
+        ValueError, match=r"^standard input, line 1: no column 'a\.b\.c'; columns: "
+    ):
+        read(rows, text="a.b.c")
 
 
 @pytest.mark.parametrize(
@@ -160,18 +199,35 @@ def test_long_cells_in_threads(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.csv", "text,stars\na,1\n", r"a\.csv, line 2: no .* columns: 'text', 'stars'$"),
-        ("a.csv", "review;stars\na, b;4\n", r"line 1: separator must be ',', got ';'$"),
+        ("a.csv", "review;stars\na, b;4\n", r"line 2: no .* columns: 'review', 'stars'$"),
+        ("a.json", '[{"text": {"a": "b"}, "label": 1}]', r"row 1: 'text' must be a string, got {"),
+        ("a.json", '[{"text": "a", "label": 1}, 2]', "row 2: expected an object, got 2$"),
+        ("a.json", '[{"text": "a"', r"a\.json: not JSON \(Expecting"),
         ("a.jsonl", '\n{"text": "a"}\n', r"a\.jsonl, line 2: no column 'label'; columns: 'text'$"),
-        ("a.csv", "text,label\n\u200b,1\n", r"a\.csv, line 2: 'text' is empty"),
+        ("a.csv", "text,label\n\u200b,1\n", r"a\.csv has no rows with a text$"),
+        ("a.csv", "text,label\na,\n", r"a\.csv, line 2: 'label' is empty"),
+        (
+            "a.csv",
+            "sentence,label\na,-1\nb,-1\n",
+            "no column 'text'; columns: 'sentence', 'label'$",
+        ),
+        ("a.csv", "text,label\na,-1\nb,-1\n", "all labels are -1, as in GLUE's test"),
         ("a.jsonl", '{"text": 5, "label": 0}\n', r"line 1: 'text' must be a string, got 5"),
         ("a.csv", "text,label\n", r"a\.csv has no rows"),
         ("a.csv", "text,label\ngood, long,1\n", r"line 2: expected 2 columns, got 3"),
         ("a.csv", 'text,label\na,1\n"b,1\n', r"a\.csv, after line 2: a quote is not closed"),
         ("a.csv", 'text,label\n"a"b,1\n', r"a\.csv, after line 1: ',' expected after"),
-        ("a.csv", b"text,label\n\xff,1\n", r"must be encoded in UTF-8, got byte 0xff at 11$"),
+        ("a.csv", "text,label\na,1\n".encode("utf-16-le"), "is not text, or in UTF-16 without a"),
+        ("a.csv.gz", gzip.compress(b"text,label\n")[:-9], "not a complete gzip file: Compressed"),
         ("a.csv", "text,label,label\na,1,0\n", r"line 1: column names .* got 'label' twice"),
         ("a.jsonl", '\n{"te', r"a\.jsonl, line 2, column 2: not JSON \(Unterminated .* at\)$"),
-        ("a.txt", "", r"must end in \.csv, \.tsv or \.jsonl, got .*a\.txt"),
+        ("a.txt", "", r"a\.txt has no rows"),
+        ("a.xlsx", "", r"must end in \.csv, \.tsv, .*\.json, or so and \.gz, got .*a\.xlsx$"),
+        (
+            "a.parquet",
+            b"PAR1",
+            r"a\.parquet is in Parquet; run python -c 'import pandas",
+        ),
     ],
 )
 def test_wrong_files(tmp_path, name, content, message):
