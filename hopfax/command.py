@@ -27,6 +27,12 @@ def _integer(low: int, text: str) -> int:
     return int(text)
 
 
+def _label_map(text: str) -> dict[str, str]:
+    from hopfax.data.labels import parse_label_map  # not for --help
+
+    return parse_label_map(text)
+
+
 COMMANDS = {
     "typos": "Scores under misspelled words and swapped letters.",
     "robustness": "Scores under Gaussian noise on the embeddings.",
@@ -43,13 +49,13 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "folder": (_ALL, "folder or Hugging Face name of a text model", {"metavar": "MODEL"}),
     "text": ("influence", "sentence to measure", {"metavar": "SENTENCE"}),
     "second": ("influence", "second sentence of a pair", {"metavar": "SECOND", "nargs": "?"}),
-    "--dev": (_DEV, "texts and labels: .csv, .tsv or .jsonl", _FILE),
+    "--dev": (_DEV, "table or JSON with texts and labels; - for standard input", _FILE),
     "--text": (_DEV, "column of the texts (default: text)", _COLUMN | {"default": "text"}),
     "--pair": (_DEV, "column of the second texts; required without labels of MODEL", _COLUMN),
     "--label": (_DEV, "column of labels, or of pairs' similarity scores (default: label)",
                 _COLUMN | {"default": "label"}),
-    "--labels": (_DEV, "names in the label column, in the order of the model's labels",
-                 {"nargs": "+", "metavar": "NAME"}),
+    "--label-map": (_DEV, "the model's label, or its number, for labels of the file",
+                    {"type": _label_map, "metavar": "VALUE=LABEL,..."}),
     "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
     "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
     "--rows": (_ROWS, "maximum number of rows, evenly spaced (default: 400)",

@@ -2,7 +2,7 @@
 
 import argparse
 import itertools
-import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hopfax.data import evenly_spaced
+from hopfax.data.labels import class_numbers
 from hopfax.data.raw import read_text
 from hopfax.data.tables import read_table
 from hopfax.data.tokenize import is_blank
@@ -73,12 +74,13 @@ class Task(NamedTuple):
         """Returns the score lost and its 95 % interval over the texts, the same for both."""
 
         def lost(rows: Any = slice(None)) -> float:
-            pair = (scores((self.metric,), x[rows], self.targets[rows]) for x in (clean, changed))
-            return 100 * float(np.subtract(*(each[self.metric] for each in pair)))
+            metric, pair = self.metric, (clean[rows], changed[rows])
+            first, second = (scores((metric,), x, self.targets[rows])[metric] for x in pair)
+            return 100 * (first - second)
 
         if self.metric == "accuracy":
-            right = [each.argmax(1) == self.targets for each in (clean, changed)]
-            each, count = np.subtract(*right, dtype=float), len(clean) + 2
+            right, still = (each.argmax(1) == self.targets for each in (clean, changed))
+            each, count = right.astype(float) - still, len(clean) + 2
             # Half a text more in each cell (Agresti and Min 2005): without a change, a width, too.
             mean = each.sum() / count
             half = 1.96 * np.sqrt(((each @ each + 1) / count - mean**2) / count)
@@ -103,7 +105,9 @@ def read_task(flags: argparse.Namespace) -> Task:
         got = ", ".join(filter(None, columns.values()))
         raise ValueError(f"--text, --pair and --label must differ, got {got}")
     model = read_model(flags)
-    texts, labels = (evenly_spaced(each, flags.rows) for each in read_table(flags.dev, **columns))
+    table = read_table(flags.dev, **columns)
+    print(f"{flags.dev}: {', '.join(table.notes)}", file=sys.stderr)
+    texts, labels = (evenly_spaced(each, flags.rows) for each in table)
     return Task(model, texts, *_targets(flags, model.labels, labels))
 
 
@@ -196,11 +200,11 @@ def _targets(
     if len(set(map(str, labels))) < 2:
         rows = f"the {len(labels)} rows used of {flags.dev}"
         raise ValueError(f"--label must have two or more values in {rows}")
-    if flags.labels and len(flags.labels) != len(names):
-        known = ", ".join(names)
-        raise ValueError(f"--labels must have a name for each of {known}; got {flags.labels}")
     if len(names) > 1:
-        return _class_numbers(labels, flags.labels or names), "accuracy"
+        targets, note = class_numbers(labels, names, label_map=flags.label_map)
+        if note:
+            print(f"labels: {note}", file=sys.stderr)
+        return targets, "accuracy"
     if not (names or flags.pair):
         raise ValueError(
             f"{flags.folder} has no labels, unlike a model for sequence classification: to score "
@@ -210,23 +214,6 @@ def _targets(
         got = f"{wrong[0]} in {flags.dev}"
         raise ValueError(f"--label must be finite numbers for a model without classes, got {got}")
     return np.array(labels, float), "spearman"
-
-
-def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
-    """Returns class numbers of labels, which are class names or unambiguous class numbers."""
-    if not set(map(str, labels)) <= set(names):  # 1.0 for class 1, as in columns with gaps
-        labels = [int(x) if isinstance(x, float) and x.is_integer() else x for x in labels]
-    labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
-    known = numbers if {*labels} <= {*numbers} - {*names} else names
-    # The class "1 star" has the number 0.
-    named = {each: str(at) for at, name in enumerate(names) for each in re.findall(r"\d+", name)}
-    doubtful = known is numbers and {*labels} <= named.keys() and any(named[x] != x for x in labels)
-    if doubtful or not {*labels} <= {*known}:
-        raise ValueError(
-            f"--label has {', '.join(sorted({*labels})[:20])}, but the model's labels are "
-            f"{', '.join(names)}: list the column's names for them with --labels, in this order"
-        )
-    return np.array([known.index(label) for label in labels])
 
 
 def stability(flags: argparse.Namespace) -> Page:
@@ -275,12 +262,13 @@ def influence(flags: argparse.Namespace) -> Page:
         raise ValueError("SENTENCE must not be empty")
     model = read_model(flags)
     measured = model.influence(text)
-    words, layers, means, label = measured.tokens, measured.layers, measured.mean, measured.label
+    words, layers, means = measured.tokens, measured.layers, measured.mean
+    toward, label = measured.toward, measured.label
     shares = means / np.maximum(means.max(axis=1, keepdims=True), 1e-30)
     rows, table = [], []
     for at, word in enumerate(words):
         table.append({"token": word})
-        signed = "" if label is None else float(f"{measured.toward[at]:.4g}")
+        signed = "" if toward is None else float(f"{toward[at]:.4g}")
         for name, mean, error in zip(
             layers, means[:, at], measured.standard_error[:, at], strict=True
         ):
@@ -289,11 +277,13 @@ def influence(flags: argparse.Namespace) -> Page:
             place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
             rows.append({**place, **numbers, "toward": signed})
         table[-1] |= {} if label is None else {f"toward {label}": signed}
-    last, sign = (
-        (shares[-1], "-") if label is None else (np.copysign(shares[-1], measured.toward), "+")
-    )
+    last, sign = shares[-1], "-"
+    if toward is not None:
+        last, sign = np.copysign(last, toward), "+"
     named = [f"{word} ({share:{sign}.2f})" for word, share in zip(words, last, strict=True)]
-    print(" ".join(named if label is None else [f"predicted {label}:", *named]))
+    kind = "score" if len(model.labels) == 1 else "predicted label"
+    said = [] if label is None else [f"{kind} {label}:"]
+    print(" ".join([*said, *named]))
 
     def draw(axes: Any) -> None:
         picture = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -308,9 +298,8 @@ def influence(flags: argparse.Namespace) -> Page:
         "16 noisy copies at 20 dB ± standard error (Noise Stability of "
         "Transformer Models, section 3)."
     )
-    title = f"{_name(flags)}: influence of tokens"
     if label is not None:
-        title += f", predicted label: {label}"
-        what = "score" if len(model.labels) == 1 else f"log-probability of {label}"
+        what = "score" if kind == "score" else "log-probability"
         note += f" Toward: derivative of the {what} along the embedding; + speaks for the label."
+    title = " ".join([f"{_name(flags)}: influence of tokens", *said]).removesuffix(":")
     return Page(title, rows, draw, note, table)

@@ -36,7 +36,7 @@ ALLOWED = {
     "hopfax.classifier": "nn train data hub",
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
     "hopfax.measure": "train data text text_model",
-    "hopfax.command": "hopfax hub measure",
+    "hopfax.command": "hopfax data hub measure",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
