@@ -27,6 +27,7 @@ ALLOWED = {
     "hopfax.fixed_point": "checks",
     "hopfax.cpu": "",
     "hopfax.hub": "",
+    "hopfax.page": "hub",
     "hopfax.hopfield": "checks fixed_point cpu",
     "hopfax.stability": "checks",
     "hopfax.data": "hub",
