@@ -8,8 +8,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +28,14 @@ def _integer(low: int, text: str) -> int:
     return int(text)
 
 
-def _label_map(text: str) -> dict[str, str]:
-    from hopfax.data.labels import parse_label_map  # not for --help
-
-    return parse_label_map(text)
-
-
 COMMANDS = {
     "typos": "Scores under misspelled words and swapped letters.",
     "robustness": "Scores under Gaussian noise on the embeddings.",
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
-_PAGES = {"md": "README.md", "json": "results.json"}
+_PAGES = {"md": "README.md", "html": "page.html", "json": "results.json"}
+_FILES = {"results.csv", "examples.csv", "figure.png", *_PAGES.values()}
 _DEV, _ROWS, _ALL = "typos robustness", "typos robustness stability", " ".join(COMMANDS)
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _COLUMN = {"metavar": "COLUMN"}
@@ -55,7 +51,8 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--label": (_DEV, "column of labels, or of pairs' similarity scores (default: label)",
                 _COLUMN | {"default": "label"}),
     "--label-map": (_DEV, "the model's label, or its number, for labels of the file",
-                    {"type": _label_map, "metavar": "VALUE=LABEL,..."}),
+                    {"type": lambda text: import_module("hopfax.data.labels").parse_label_map(text),
+                     "metavar": "VALUE=LABEL,..."}),
     "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
     "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
     "--rows": (_ROWS, "maximum number of rows, evenly spaced (default: 400)",
@@ -94,9 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             flags = parser().parse_args(arguments)
             _check_out(flags)
-            from hopfax import measure
-
-            print(f"page: {_write(flags, getattr(measure, flags.command)(flags))}")
+            print(f"page: {_write(flags, _measured(flags))}")
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -122,8 +117,8 @@ def _record(flags: argparse.Namespace) -> bytes:
 def _check_out(flags: argparse.Namespace) -> None:
     """Raises an error before the measurement if its results could not be written."""
     folder, record = flags.out, flags.out / "config.json"
-    if flags.format == "md":
-        optional_import("matplotlib")
+    for name in {"md": ("matplotlib",), "html": ("matplotlib", "jinja2")}.get(flags.format, ()):
+        optional_import(name)
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
@@ -136,55 +131,69 @@ def _check_out(flags: argparse.Namespace) -> None:
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 
 
-def _write(flags: argparse.Namespace, page: "Page") -> Path:
-    """Writes the configuration, the data and the page, all or nothing; returns the page's path."""
-    files = {"config.json": _record(flags), "results.csv": _csv(page.rows)}
+def _measured(flags: argparse.Namespace) -> Iterator[tuple[str, bytes]]:
+    """Yields the names and contents of the results' files, the data first."""
+    from hopfax import measure
+
+    page = getattr(measure, flags.command)(flags)
     # Names of files may not be UTF-8.
     title, table = page.title.encode(errors="replace").decode(), page.table or page.rows
+    parts = [(table, page.note), (page.examples[:10], "Texts whose label changes; at most 10.")]
+    parts = [(rows, note) for rows, note in parts if rows]
+    yield "results.csv", _csv(page.rows)
     if page.examples:
-        files["examples.csv"] = _csv(page.examples)
+        yield "examples.csv", _csv(page.examples)
     if flags.format == "json":
-        # JSON has no infinity, the ratio without noise.
-        rows = [
-            {key: None if x == float("inf") else x for key, x in row.items()} for row in page.rows
-        ]
+        infinite = float("inf")  # the ratio without noise; JSON has no infinity
+        rows = [{key: None if x == infinite else x for key, x in row.items()} for row in page.rows]
         values = {"title": title, "note": page.note, "rows": rows, "examples": page.examples}
-        text = json.dumps(values, indent=2, ensure_ascii=False)
+        yield _PAGES["json"], json.dumps(values, indent=2).encode()
+    elif flags.format == "html":
+        pages = optional_import("hopfax.page")
+        tables = [
+            pages.Table([*x[0]], [[*map(str, row.values())] for row in x], y) for x, y in parts
+        ]
+        picture = pages.Picture(lambda: _figure(title, page), title)
+        text = pages.html(pages.Page(title, {"figure": picture}, tables))
+        yield _PAGES["html"], text.encode(errors="replace")
     else:
         lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
-        lines += [*_table(table), "", f"{page.note} Data: [results.csv](results.csv).", ""]
-        if page.examples:
-            lines += ["Texts whose label changes: [examples.csv](examples.csv); the first:", ""]
-            lines += [*_table(page.examples[:10]), ""]
-        text = "\n".join(lines)
-    files[_PAGES[flags.format]] = text.encode(errors="replace")
+        for rows, note in parts:
+            lines += [*_table(rows), "", note, ""]
+        yield _PAGES["md"], "\n".join(lines).encode(errors="replace")
+        _figure(title, page).savefig(data := io.BytesIO(), dpi=130)
+        yield "figure.png", data.getvalue()
+
+
+def _write(flags: argparse.Namespace, results: Iterable[tuple[str, bytes]]) -> Path:
+    """Writes the results' files, all or nothing; returns the path of the page."""
+    files, out = {}, flags.out.absolute()
     try:
-        if flags.format == "md":
-            files["figure.png"] = _picture(title, page, len(table))
-    finally:  # a measurement is kept if its picture fails
-        out = flags.out.absolute()
-        folder = out if out.exists() else out.with_name(f"{out.name}.partial")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in {"examples.csv", "figure.png", *_PAGES.values()} - files.keys():
-            (folder / name).unlink(missing_ok=True)  # of another run
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        if folder != out:
-            folder.rename(out)
+        files.update(results)
+    finally:  # the data is kept if the page fails
+        if files:
+            folder = out if out.exists() else out.with_name(f"{out.name}.partial")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in _FILES - files.keys():
+                (folder / name).unlink(missing_ok=True)  # of another run
+            for name, content in {"config.json": _record(flags), **files}.items():
+                (folder / name).write_bytes(content)
+            if folder != out:
+                folder.rename(out)
     return flags.out / _PAGES[flags.format]
 
 
-def _picture(title: str, page: "Page", lines: int) -> bytes:
-    """Returns the figure as PNG."""
+def _figure(title: str, page: "Page") -> Any:
+    """Draws the figure of a page."""
     from matplotlib.figure import Figure
 
+    lines = len(page.table or page.rows)
     figure = Figure(figsize=(7, max(3.6, 0.24 * lines)), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     page.draw(axes)
-    figure.savefig(data := io.BytesIO(), dpi=130)
-    return data.getvalue()
+    return figure
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> bytes:

@@ -127,10 +127,7 @@ def robustness(flags: argparse.Namespace) -> Page:
         place = SITES[task.model.memory]
         note += f" The model itself removes noise {place} (hopfax.nn.with_memory)."
     if flags.memory:
-        note += (
-            " Memory: token embeddings are replaced by their posterior means, given the model's "
-            "vocabulary and a uniform prior (hopfax.nn.recall)."
-        )
+        note += " Memory: posterior means of the token embeddings (hopfax.nn.recall)."
     return _page(flags, task, rows, "signal-to-noise ratio in dB", note)
 
 
@@ -269,11 +266,10 @@ def influence(flags: argparse.Namespace) -> Page:
     for at, word in enumerate(words):
         table.append({"token": word})
         signed = "" if toward is None else float(f"{toward[at]:.4g}")
-        for name, mean, error in zip(
-            layers, means[:, at], measured.standard_error[:, at], strict=True
-        ):
+        each = zip(layers, means[:, at], measured.standard_error[:, at], strict=True)
+        for name, mean, error in each:
+            table[-1][name] = f"{mean:.4g} ± {error:.2g}"
             numbers = {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
-            table[-1][name] = " ± ".join(map(str, numbers.values()))
             place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
             rows.append({**place, **numbers, "toward": signed})
         table[-1] |= {} if label is None else {f"toward {label}": signed}
@@ -292,11 +288,9 @@ def influence(flags: argparse.Namespace) -> Page:
         axes.figure.colorbar(picture, label="influence / largest of the column")
 
     note = (
-        "Influence of a token on the direction of a layer's pooled hidden state"
-        f"{' or on the output' if model.labels else ''}: norm of the derivative with respect "
-        "to the token's embedding, times the embeddings' RMS norm; mean over "
-        "16 noisy copies at 20 dB ± standard error (Noise Stability of "
-        "Transformer Models, section 3)."
+        "Influence: norm of the derivative of a layer's pooled state, scaled to norm 1, or of the "
+        "output, by a token's embedding, times the embeddings' RMS norm; mean over 16 noisy copies "
+        "at 20 dB ± standard error (Noise Stability of Transformer Models, section 3)."
     )
     if label is not None:
         what = "score" if kind == "score" else "log-probability"
