@@ -21,7 +21,7 @@ from hopfax.data.batching import Encoded, bucket_boundaries, to_buckets
 from hopfax.data.tasks import Example
 from hopfax.data.tokenize import WordPiece, encode_splits, is_blank, text_tokenizer
 from hopfax.data.tokenizer_files import fewest_tokens, read_tokenizer, tokenizer_settings
-from hopfax.hub import local_path, model_folder, optional_import, read_json
+from hopfax.hub import model_folder, new_folder, optional_import, read_json
 from hopfax.nn.attention import HopfieldAttention, SoftmaxAttention
 from hopfax.nn.encoder import Encoder, EncoderConfig, Site
 from hopfax.nn.families import FAMILIES, Family, encoder_leaves, family_config
@@ -197,15 +197,13 @@ class Classifier:
         A loaded model computes in float32: the precision of `with_precision` is not saved.
 
         Raises:
-            FileExistsError: The folder exists.
+            FileExistsError: The folder exists; `hopfax.hub.new_folder` checks this before training.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
             ValueError: The attention is not of `hopfax.nn`.
         """
-        folder = local_path(folder)
+        folder = new_folder(folder)
         if (name := self.config.attention["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
-        if folder.exists():
-            raise FileExistsError(f"folder must not exist, got {folder}")
         unfinished = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
         unfinished.mkdir(parents=True)
         try:

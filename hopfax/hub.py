@@ -60,6 +60,27 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return literal if literal.exists() else Path(os.path.expanduser(path))
 
 
+def new_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a folder to write; raises an error, before long work, if it cannot be.
+
+    Raises:
+        FileExistsError, PermissionError: It exists, or its parent is not a writable folder.
+
+    Example:
+        >>> import tempfile
+        >>> from hopfax.hub import new_folder
+        >>> new_folder(f"{tempfile.mkdtemp()}/films/1").name
+        '1'
+    """
+    folder = local_path(path)
+    if folder.exists():
+        raise FileExistsError(f"folder must not exist, got {folder}")
+    parent = next(each for each in folder.absolute().parents if each.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise PermissionError(f"folder must be in a writable folder, got {folder} in {parent}")
+    return folder
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
     """Returns the object, or the list, in a JSON file; raises an error that names the file."""
     if not path.exists():

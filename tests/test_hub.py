@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hopfax.hub import local_path, model_folder
+from hopfax.hub import local_path, model_folder, new_folder
 
 FILES = [
     "config.json", "config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt",
@@ -38,6 +38,18 @@ def test_a_path_that_exists_is_taken_literally(tmp_path, monkeypatch):
     for name in ("~", "~nobody-here"):
         (tmp_path / name).mkdir()
         assert local_path(name) == model_folder(f"./{name}") == Path(name)
+
+
+def test_a_new_folder_can_be_written(tmp_path, monkeypatch):
+    assert new_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    with pytest.raises(FileExistsError, match=f"must not exist, got {tmp_path}$"):
+        new_folder(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermissionError, match=r"writable folder, got .*file/a in .*file$"):
+        new_folder(tmp_path / "file" / "a")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(PermissionError, match=f"got .* in {tmp_path}$"):
+        new_folder(tmp_path / "a")
 
 
 def test_errors_without_the_network_or_the_package(monkeypatch):
