@@ -34,13 +34,15 @@ def _label_map(text: str) -> dict[str, str]:
 
 
 COMMANDS = {
+    "report": "What typos and noise cost a model, and what helps, as one HTML page.",
     "typos": "Scores under misspelled words and swapped letters.",
     "robustness": "Scores under Gaussian noise on the embeddings.",
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
 _PAGES = {"md": "README.md", "json": "results.json"}
-_DEV, _ROWS, _ALL = "typos robustness", "typos robustness stability", " ".join(COMMANDS)
+_DEV, _ALL = "report typos robustness", " ".join(COMMANDS)
+_ROWS = f"{_DEV} stability"
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _COLUMN = {"metavar": "COLUMN"}
 _FILE = {"type": local_path, "required": True, "metavar": "FILE"}
@@ -57,6 +59,7 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--label-map": (_DEV, "the model's label, or its number, for labels of the file",
                     {"type": _label_map, "metavar": "VALUE=LABEL,..."}),
     "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
+    "--compare": ("report", "second model, shown side by side", {"metavar": "MODEL"}),
     "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
     "--rows": (_ROWS, "maximum number of rows, evenly spaced (default: 400)",
                {"type": partial(_integer, 2), "default": 400, "metavar": "INT"}),
@@ -64,7 +67,8 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      {"type": partial(_integer, 1), "metavar": "INT"}),
     "--seed": (_ALL, "seed of typos, noise and replacements (default: 0)",
                {"type": partial(_integer, 0), "default": 0, "metavar": "INT"}),
-    "--format": (_ALL, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
+    "--format": (_ALL.replace("report ", ""), "format of the page (default: md)",
+                 {"choices": _PAGES, "default": "md"}),
     "--out": (_ALL, "folder for the results (default: %(default)s)",
               {"type": local_path, "metavar": "FOLDER"}),
     "--force": (_ALL, "replace the results of another run in the folder", _SWITCH),
@@ -81,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         for name, (users, text, options) in _FLAGS.items():
             if command in users:
                 each.add_argument(name, help=text, **options)
-        each.set_defaults(command=command, out=Path(f"hopfax_{command}"))
+        each.set_defaults(command=command, format="md", out=Path(f"hopfax_{command}"))
     return top
 
 
@@ -94,9 +98,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             flags = parser().parse_args(arguments)
             _check_out(flags)
-            from hopfax import measure
+            from hopfax import measure, report
 
-            print(f"page: {_write(flags, getattr(measure, flags.command)(flags))}")
+            if flags.command == "report":
+                rows, files = report.report(flags)
+                written = _save(flags, {"results.csv": _csv(rows), **files}, "report.html")
+            else:
+                written = _write(flags, getattr(measure, flags.command)(flags))
+            print(f"page: {written}")
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -138,7 +147,7 @@ def _check_out(flags: argparse.Namespace) -> None:
 
 def _write(flags: argparse.Namespace, page: "Page") -> Path:
     """Writes the configuration, the data and the page, all or nothing; returns the page's path."""
-    files = {"config.json": _record(flags), "results.csv": _csv(page.rows)}
+    files = {"results.csv": _csv(page.rows)}
     # Names of files may not be UTF-8.
     title, table = page.title.encode(errors="replace").decode(), page.table or page.rows
     if page.examples:
@@ -162,16 +171,23 @@ def _write(flags: argparse.Namespace, page: "Page") -> Path:
         if flags.format == "md":
             files["figure.png"] = _picture(title, page, len(table))
     finally:  # a measurement is kept if its picture fails
-        out = flags.out.absolute()
-        folder = out if out.exists() else out.with_name(f"{out.name}.partial")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in {"examples.csv", "figure.png", *_PAGES.values()} - files.keys():
-            (folder / name).unlink(missing_ok=True)  # of another run
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        if folder != out:
-            folder.rename(out)
-    return flags.out / _PAGES[flags.format]
+        path = _save(flags, files, _PAGES[flags.format])
+    return path
+
+
+def _save(flags: argparse.Namespace, files: dict[str, bytes], page: str) -> Path:
+    """Writes the configuration and files, all or nothing; returns the path of the page."""
+    out = flags.out.absolute()
+    folder = out if out.exists() else out.with_name(f"{out.name}.partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {"examples.csv", "figure.png", "report.html", "report.json", *_PAGES.values()}
+    for name in known - files.keys():
+        (folder / name).unlink(missing_ok=True)  # of another run
+    for name, content in {"config.json": _record(flags), **files}.items():
+        (folder / name).write_bytes(content)
+    if folder != out:
+        folder.rename(out)
+    return flags.out / page
 
 
 def _picture(title: str, page: "Page", lines: int) -> bytes:
