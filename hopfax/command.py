@@ -29,14 +29,16 @@ def _integer(low: int, text: str) -> int:
 
 
 COMMANDS = {
+    "report": "What typos and noise cost a model, and what helps, as one HTML page.",
     "typos": "Scores under misspelled words and swapped letters.",
     "robustness": "Scores under Gaussian noise on the embeddings.",
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
 _PAGES = {"md": "README.md", "html": "page.html", "json": "results.json"}
-_FILES = {"results.csv", "examples.csv", "figure.png", *_PAGES.values()}
-_DEV, _ROWS, _ALL = "typos robustness", "typos robustness stability", " ".join(COMMANDS)
+_FILES = {"examples.csv", "figure.png", "report.html", "report.json", *_PAGES.values()}
+_DEV, _PAGE = "report typos robustness", "typos robustness influence stability"
+_ALL, _ROWS = f"report {_PAGE}", f"{_DEV} stability"
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _COLUMN = {"metavar": "COLUMN"}
 _FILE = {"type": local_path, "required": True, "metavar": "FILE"}
@@ -54,6 +56,7 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                     {"type": lambda text: import_module("hopfax.data.labels").parse_label_map(text),
                      "metavar": "VALUE=LABEL,..."}),
     "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
+    "--compare": ("report", "second model, shown side by side", {"metavar": "MODEL"}),
     "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
     "--rows": (_ROWS, "maximum number of rows, evenly spaced (default: 400)",
                {"type": partial(_integer, 2), "default": 400, "metavar": "INT"}),
@@ -61,7 +64,7 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      {"type": partial(_integer, 1), "metavar": "INT"}),
     "--seed": (_ALL, "seed of typos, noise and replacements (default: 0)",
                {"type": partial(_integer, 0), "default": 0, "metavar": "INT"}),
-    "--format": (_ALL, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
+    "--format": (_PAGE, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
     "--out": (_ALL, "folder for the results (default: %(default)s)",
               {"type": local_path, "metavar": "FOLDER"}),
     "--force": (_ALL, "replace the results of another run in the folder", _SWITCH),
@@ -78,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
         for name, (users, text, options) in _FLAGS.items():
             if command in users:
                 each.add_argument(name, help=text, **options)
-        each.set_defaults(command=command, out=Path(f"hopfax_{command}"))
+        each.set_defaults(command=command, format="md", out=Path(f"hopfax_{command}"))
     return top
 
 
@@ -133,8 +136,12 @@ def _check_out(flags: argparse.Namespace) -> None:
 
 def _measured(flags: argparse.Namespace) -> Iterator[tuple[str, bytes]]:
     """Yields the names and contents of the results' files, the data first."""
-    from hopfax import measure
+    from hopfax import measure, report
 
+    if flags.command == "report":
+        rows, files = report.report(flags)
+        yield from ({"results.csv": _csv(rows)} | files).items()
+        return
     page = getattr(measure, flags.command)(flags)
     # Names of files may not be UTF-8.
     title, table = page.title.encode(errors="replace").decode(), page.table or page.rows
@@ -180,7 +187,7 @@ def _write(flags: argparse.Namespace, results: Iterable[tuple[str, bytes]]) -> P
                 (folder / name).write_bytes(content)
             if folder != out:
                 folder.rename(out)
-    return flags.out / _PAGES[flags.format]
+    return flags.out / ("report.html" if flags.command == "report" else _PAGES[flags.format])
 
 
 def _figure(title: str, page: "Page") -> Any:

@@ -20,10 +20,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text: its head, its lines, and one sentence on what it shows.
-
-    Markdown's bold and code marks are rendered.
-    """
+    """A table as text, with Markdown's bold and code: its head, its lines, and its subject."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -45,15 +42,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Page:
-    """Contents of a page, in order.
-
-    Attributes:
-        title: The title.
-        pictures: Figures by name, the most important first. A name is a word, such as `scores`.
-        tables: Tables, shown below the figures.
-    """
+    """Contents of a page, in order."""
 
     title: str
+    # By name, a word such as "scores", the most important first.
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     tables: Sequence[Table] = ()
 
@@ -84,10 +76,7 @@ def html(
 
 
 def svg(figure: "Figure", name: str) -> Any:
-    """Returns a figure as an SVG element whose ids start with `name`, so that several can be shown.
-
-    Labels stay text. The result is `markupsafe.Markup`, which templates do not escape.
-    """
+    """Returns a figure as an SVG element whose ids start with `name`: a page has several."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()

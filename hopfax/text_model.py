@@ -156,7 +156,7 @@ class TextModel:
         layers = [f"layer {n + 1}" for n in range(self.num_layers)] + ["output"] * bool(self.labels)
         errors = each.std(1, ddof=1) / np.sqrt(_DRAWS)
         return Influences(
-            _words(self.vocabulary, ids[0]), layers, each.mean(1), errors, label, toward
+            words(self.vocabulary, ids[0]), layers, each.mean(1), errors, label, toward
         )
 
 
@@ -313,7 +313,7 @@ def with_progress(parts: Sequence[Any]) -> Iterator[Any]:
             progress.update(number)
 
 
-def _words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:
+def words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:
     """Returns tokens as text: those of byte-level vocabularies are decoded."""
     words = [vocabulary.tokens[number] for number in ids]
     decoder = text_tokenizer(vocabulary).decoder
