@@ -151,9 +151,9 @@ def _measured(flags: argparse.Namespace) -> Iterator[tuple[str, bytes]]:
     if page.examples:
         yield "examples.csv", _csv(page.examples)
     if flags.format == "json":
-        infinite = float("inf")  # the ratio without noise; JSON has no infinity
-        rows = [{key: None if x == infinite else x for key, x in row.items()} for row in page.rows]
-        values = {"title": title, "note": page.note, "rows": rows, "examples": page.examples}
+        values = {"title": title, "note": page.note, "rows": page.rows, "examples": page.examples}
+        # JSON has no infinity, the ratio without noise.
+        values = json.loads(json.dumps(values), parse_constant=lambda _: None)
         yield _PAGES["json"], json.dumps(values, indent=2).encode()
     elif flags.format == "html":
         pages = optional_import("hopfax.page")
@@ -194,8 +194,8 @@ def _figure(title: str, page: "Page") -> Any:
     """Draws the figure of a page."""
     from matplotlib.figure import Figure
 
-    lines = len(page.table or page.rows)
-    figure = Figure(figsize=(7, max(3.6, 0.24 * lines)), layout="constrained")
+    height = max(3.6, 0.24 * len(page.table or page.rows))
+    figure = Figure(figsize=(7, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)

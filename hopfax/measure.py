@@ -258,24 +258,20 @@ def influence(flags: argparse.Namespace) -> Page:
     if any(map(is_blank, strings(text))):
         raise ValueError("SENTENCE must not be empty")
     model = read_model(flags)
-    measured = model.influence(text)
-    words, layers, means = measured.tokens, measured.layers, measured.mean
-    toward, label = measured.toward, measured.label
+    words, layers, means, errors, label, toward = model.influence(text)
     shares = means / np.maximum(means.max(axis=1, keepdims=True), 1e-30)
     rows, table = [], []
     for at, word in enumerate(words):
         table.append({"token": word})
         signed = "" if toward is None else float(f"{toward[at]:.4g}")
-        each = zip(layers, means[:, at], measured.standard_error[:, at], strict=True)
-        for name, mean, error in each:
+        for name, mean, error in zip(layers, means[:, at], errors[:, at], strict=True):
             table[-1][name] = f"{mean:.4g} ± {error:.2g}"
             numbers = {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
             place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
             rows.append({**place, **numbers, "toward": signed})
         table[-1] |= {} if label is None else {f"toward {label}": signed}
-    last, sign = shares[-1], "-"
-    if toward is not None:
-        last, sign = np.copysign(last, toward), "+"
+    last = shares[-1] if toward is None else np.copysign(shares[-1], toward)
+    sign = "-" if toward is None else "+"
     named = [f"{word} ({share:{sign}.2f})" for word, share in zip(words, last, strict=True)]
     kind = "score" if len(model.labels) == 1 else "predicted label"
     said = [] if label is None else [f"{kind} {label}:"]
