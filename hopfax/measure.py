@@ -153,8 +153,8 @@ def typos(flags: argparse.Namespace) -> Page:
             typed = ", ".join(f"{was} → {now}" for was, now in words if was != now)
             examples.setdefault(row, {"row": row} | level | labels | {"words": typed, "text": old})
     note = (
-        " Rate: share of words to change; changed: share of words that could change. Loss: clean "
-        "score minus score, with its interval over the same texts."
+        " Rate: share of words to change; changed: share changed, at least one word a text. Loss: "
+        "clean score minus score, with its interval over the same texts."
     )
     return _page(flags, task, rows, "rate of words with typos", note, *examples.values())
 
@@ -269,7 +269,7 @@ def influence(flags: argparse.Namespace) -> Page:
             numbers = {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
             place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
             rows.append({**place, **numbers, "toward": signed})
-        table[-1] |= {} if label is None else {f"toward {label}": signed}
+        table[-1] |= {} if toward is None else {f"toward {label}": f"{signed:+.3g}"}
     last = shares[-1] if toward is None else np.copysign(shares[-1], toward)
     sign = "-" if toward is None else "+"
     named = [f"{word} ({share:{sign}.2f})" for word, share in zip(words, last, strict=True)]
@@ -291,5 +291,5 @@ def influence(flags: argparse.Namespace) -> Page:
     if label is not None:
         what = "score" if kind == "score" else "log-probability"
         note += f" Toward: derivative of the {what} along the embedding; + speaks for the label."
-    title = " ".join([f"{_name(flags)}: influence of tokens", *said]).removesuffix(":")
+    title = ", ".join([f"{_name(flags)}: influence of tokens", *said]).removesuffix(":")
     return Page(title, rows, draw, note, table)
