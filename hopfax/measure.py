@@ -93,7 +93,9 @@ class Task(NamedTuple):
 
 def read_model(flags: argparse.Namespace) -> TextModel:
     """Returns the model of the flags."""
-    model = load_text_model(flags.folder)
+    given = {name: getattr(flags, name) for name in ("revision", "device", "trust_remote_code")}
+    options = {name: value for name, value in given.items() if value}
+    model = load_text_model(flags.folder, **options)
     model.batch_size, model.seed = getattr(flags, "batch_size", None), flags.seed
     return model
 

@@ -18,14 +18,19 @@ FILES = [
 def test_a_hub_name_is_downloaded(tmp_path, monkeypatch):
     asked = []
 
-    def snapshot_download(name, *, allow_patterns):
+    def snapshot_download(name, *, revision, allow_patterns):
+        assert revision == "v1"
         asked.extend(path for path in FILES if any(fnmatch(path, each) for each in allow_patterns))
         return str(tmp_path)
 
     hub = types.SimpleNamespace(snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    assert model_folder("someone/a-model") == tmp_path
+    assert model_folder("someone/a-model", "v1") == tmp_path
     assert asked == FILES[:-3]
+    model_folder("someone/a-model", "v1", ["*.bin"])
+    assert asked[len(FILES) - 3 :] == [*FILES[:-3], FILES[-1]]
+    with pytest.raises(ValueError, match="revision must be None for a folder, got 'v1'"):
+        model_folder(tmp_path, "v1")
 
 
 def test_a_path_that_exists_is_taken_literally(tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ ALLOWED = {
     "hopfax.train": "checks cpu hopfield nn data text",
     "hopfax.classifier": "nn train data hub",
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
+    "hopfax.torch_model": "text_model data hub",
     "hopfax.measure": "train data text text_model",
     "hopfax.command": "hopfax data hub measure",
 }
