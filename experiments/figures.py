@@ -97,8 +97,6 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "xtick.color": INK,
     "ytick.color": INK,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "hopfax",
     "figure.dpi": 110,
     "savefig.dpi": 130,
 }

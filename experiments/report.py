@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,34 +19,17 @@ import pandas as pd
 from experiments import figures, tidy
 from experiments.provenance import origin_line
 from experiments.rundir import read_config, write_whole
+from hopfax import page as pages
+from hopfax.page import Picture as Picture
+from hopfax.page import Table as Table
+from hopfax.page import number as number
+from hopfax.page import signed as signed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).with_name("templates")
 MOST_LINES = 6  # the interactive chart starts with at most so many
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as text: its head, its lines, and one sentence on what it shows."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, drawn on demand, and its caption: one sentence that names the axes."""
-
-    draw: Callable[[], Figure]
-    caption: str
-
-    @functools.cached_property
-    def figure(self) -> Figure:
-        """The figure, drawn once."""
-        return self.draw()
 
 
 def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
@@ -73,13 +55,9 @@ class Explorer:
 
 
 @dataclass(frozen=True)
-class Page:
-    """Contents of a page, in order."""
+class Page(pages.Page):
+    """Contents of a page, in order, with the data of the chart."""
 
-    title: str
-    # By the stem of their files, the most important first.
-    pictures: Mapping[str, Picture] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
     explorer: Explorer | None = None
 
 
@@ -109,42 +87,8 @@ def write_report(folder: Path, page: Page) -> Path:
 
 def html(page: Page, folder: Path) -> str:
     """The page as one HTML file with SVG pictures and, if it has data, the interactive chart."""
-    svgs = {name: svg(picture.figure, name) for name, picture in page.pictures.items()}
     chart = _chart(page.explorer) if page.explorer else None
-    template = _environment().get_template("report.html.j2")
-    return template.render(page=page, run=_run(folder), svgs=svgs, chart=chart)
-
-
-def svg(figure: Figure, name: str) -> Any:
-    """The figure as an SVG element whose ids start with its name: a page has several figures."""
-    import markupsafe
-    from matplotlib import rc_context
-
-    buffer = io.StringIO()
-    with rc_context(figures.STYLE):
-        metadata = dict.fromkeys(["Date", "Creator", "Format", "Type"])
-        figure.savefig(buffer, format="svg", metadata=metadata)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    used = set(re.findall(r'(?:url\(|href=")#(\w+)', text))
-    text = re.sub(
-        r' id="([^"]+)"', lambda each: f' id="{name}-{each[1]}"' if each[1] in used else "", text
-    )
-    return markupsafe.Markup(re.sub(r'(url\(|href=")#', rf"\1#{name}-", text))
-
-
-def number(value: float, digits: int = 1) -> str:
-    """A number with a proper minus, or n/a."""
-    if value is None or not np.isfinite(value):
-        return "n/a"
-    text = f"{value:.{digits}f}"
-    return text.replace("-", "−") if float(text) else text.lstrip("-")
-
-
-def signed(value: float, digits: int = 1) -> str:
-    """A difference with its sign."""
-    text = number(value, digits)
-    return text if text == "n/a" or text.startswith("−") or not float(text) else f"+{text}"
+    return pages.html(page, "report.html.j2", folders=(TEMPLATES,), run=_run(folder), chart=chart)
 
 
 def bracketed(row: Any, digits: int = 1) -> str:
@@ -255,26 +199,3 @@ def _outline(marker: str) -> str:
         numbers = "" if code == path.CLOSEPOLY else " ".join(f"{n:.3g}" for n in flipped.flat)
         parts.append(letters[code] + numbers)
     return "".join(parts)
-
-
-@functools.cache
-def _environment() -> Any:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
-        autoescape=lambda name: bool(name and name.endswith(".html.j2")),
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["bold"] = _bold
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    return environment
-
-
-def _bold(text: str) -> Any:
-    """Markdown's bold and code marks as HTML, the rest escaped."""
-    import markupsafe
-
-    escaped = str(markupsafe.escape(text))
-    escaped = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escaped)
-    return markupsafe.Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", escaped))

@@ -8,7 +8,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +20,58 @@ from hopfax.hub import local_path, optional_import
 if TYPE_CHECKING:  # imports jax, which --help does not wait for
     from hopfax.measure import Page
 
+
+def _integer(low: int, text: str) -> int:
+    """Parses an integer from `low` to 2³¹ - 1."""
+    if not text.isdecimal() or not low <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"must be an integer >= {low}, got {text}")
+    return int(text)
+
+
 COMMANDS = {
+    "report": "What typos and noise cost a model, and what helps, as one HTML page.",
+    "typos": "Scores under misspelled words and swapped letters.",
     "robustness": "Scores under Gaussian noise on the embeddings.",
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
-_HELP = {
-    "folder": "folder or Hugging Face name of a BERT, RoBERTa, GPT-2, Gemma-2, Llama or Classifier",
-    "text": "sentence to measure",
-    "--dev": "texts and labels: .csv, .tsv or .jsonl",
-    "--text": "column of the texts (default: %(default)s)",
-    "--pair": "column of the second texts; required unless MODEL is a text classifier",
-    "--label": "column of the labels, or of similarity scores of pairs (default: %(default)s)",
-    "--labels": "names in the label column, in the order of the model's labels",
-    "--memory": "also score denoised token embeddings (slower)",
-    "--texts": "text file, one text per line; blank lines are skipped",
-    "--rows": "maximum number of rows, evenly spaced (default: %(default)s)",
-    "--out": "folder for the results (default: %(default)s)",
-}
+_PAGES = {"md": "README.md", "html": "page.html", "json": "results.json"}
+_FILES = {"examples.csv", "figure.png", "report.html", "report.json", *_PAGES.values()}
+_DEV, _PAGE = "report typos robustness", "typos robustness influence stability"
+_ALL, _ROWS = f"report {_PAGE}", f"{_DEV} stability"
+_SWITCH: dict[str, Any] = {"action": "store_true"}
+_COLUMN = {"metavar": "COLUMN"}
+_FILE = {"type": local_path, "required": True, "metavar": "FILE"}
+# name: (commands, help text, options)
+_FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "folder": (_ALL, "folder or Hugging Face name of a text model", {"metavar": "MODEL"}),
+    "text": ("influence", "sentence to measure", {"metavar": "SENTENCE"}),
+    "second": ("influence", "second sentence of a pair", {"metavar": "SECOND", "nargs": "?"}),
+    "--dev": (_DEV, "table or JSON with texts and labels; - for standard input", _FILE),
+    "--text": (_DEV, "column of the texts (default: text)", _COLUMN | {"default": "text"}),
+    "--pair": (_DEV, "column of the second texts; required without labels of MODEL", _COLUMN),
+    "--label": (_DEV, "column of labels, or of pairs' similarity scores (default: label)",
+                _COLUMN | {"default": "label"}),
+    "--label-map": (_DEV, "the model's label, or its number, for labels of the file",
+                    {"type": lambda text: import_module("hopfax.data.labels").parse_label_map(text),
+                     "metavar": "VALUE=LABEL,..."}),
+    "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
+    "--compare": ("report", "second model, shown side by side", {"metavar": "MODEL"}),
+    "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
+    "--rows": (_ROWS, "maximum number of rows, evenly spaced (default: 400)",
+               {"type": partial(_integer, 2), "default": 400, "metavar": "INT"}),
+    "--batch-size": (_ROWS, "texts computed at a time (default: what fits the device)",
+                     {"type": partial(_integer, 1), "metavar": "INT"}),
+    "--device": (_ALL, "cpu, gpu or another device of jax or PyTorch", {"metavar": "NAME"}),
+    "--revision": (_ALL, "branch, tag or commit on the Hugging Face hub", {"metavar": "NAME"}),
+    "--trust-remote-code": (_ALL, "run programs in MODEL, which can do all that you can", _SWITCH),
+    "--seed": (_ALL, "seed of typos, noise and replacements (default: 0)",
+               {"type": partial(_integer, 0), "default": 0, "metavar": "INT"}),
+    "--format": (_PAGE, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
+    "--out": (_ALL, "folder for the results (default: %(default)s)",
+              {"type": local_path, "metavar": "FOLDER"}),
+    "--force": (_ALL, "replace the results of another run in the folder", _SWITCH),
+}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,34 +81,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for command, text in COMMANDS.items():
         each = commands.add_parser(command, help=text, description=text)
-        each.set_defaults(command=command)
-
-        def add(name: str, each: argparse.ArgumentParser = each, **options: Any) -> None:
-            each.add_argument(name, help=_HELP[name], **options)
-
-        add("folder", metavar="MODEL")
-        if command == "influence":
-            add("text", metavar="SENTENCE")
-        elif command == "stability":
-            add("--texts", type=local_path, required=True, metavar="FILE")
-        else:
-            add("--dev", type=local_path, required=True, metavar="FILE")
-            add("--text", default="text", metavar="COLUMN")
-            add("--pair", metavar="COLUMN")
-            add("--label", default="label", metavar="COLUMN")
-            add("--labels", nargs="+", metavar="NAME")
-            add("--memory", action="store_true")
-        if command != "influence":
-            add("--rows", type=_count, default=400, metavar="INT")
-        add("--out", type=local_path, default=Path(f"hopfax_{command}"), metavar="FOLDER")
+        for name, (users, text, options) in _FLAGS.items():
+            if command in users:
+                each.add_argument(name, help=text, **options)
+        each.set_defaults(command=command, format="md", out=Path(f"hopfax_{command}"))
     return top
-
-
-def _count(text: str) -> int:
-    """Parses an integer >= 2."""
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 2, got {text}")
-    return int(text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,9 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             flags = parser().parse_args(arguments)
             _check_out(flags)
-            from hopfax import measure
-
-            print(f"page: {_write(flags, getattr(measure, flags.command)(flags))}")
+            print(f"page: {_write(flags, _measured(flags))}")
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -103,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _record(flags: argparse.Namespace) -> bytes:
     """Returns config.json: the command and its flags, which tell whose results a folder has."""
-    values = {name: value for name, value in vars(flags).items() if name != "out"}
+    values = {name: value for name, value in vars(flags).items() if name not in ("out", "force")}
     if Path(flags.folder).is_dir():
         values["folder"] = Path(flags.folder)
     return json.dumps(values, indent=2, default=lambda path: str(path.absolute())).encode()
@@ -112,42 +123,102 @@ def _record(flags: argparse.Namespace) -> bytes:
 def _check_out(flags: argparse.Namespace) -> None:
     """Raises an error before the measurement if its results could not be written."""
     folder, record = flags.out, flags.out / "config.json"
-    optional_import("matplotlib")
+    for name in {"md": ("matplotlib",), "html": ("matplotlib", "jinja2")}.get(flags.format, ()):
+        optional_import(name)
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
-    if any(folder.glob("*")) and not (record.is_file() and record.read_bytes() == _record(flags)):
-        raise FileExistsError(f"--out must be new, or a folder of the same command, got {folder}")
+    earlier = record.read_bytes() if record.is_file() else b""
+    replaces = flags.force and b'"command": ' in earlier and (folder / "results.csv").exists()
+    if any(folder.glob("*")) and earlier != _record(flags) and not replaces:
+        allowed = "new, or a folder of the same command (with --force, of another)"
+        raise FileExistsError(f"--out must be {allowed}, got {folder}")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 
 
-def _write(flags: argparse.Namespace, page: "Page") -> Path:
-    """Writes config.json, results.csv, README.md and figure.png; returns the path of README.md."""
-    from matplotlib.figure import Figure
+def _measured(flags: argparse.Namespace) -> Iterator[tuple[str, bytes]]:
+    """Yields the names and contents of the results' files, the data first."""
+    from hopfax import measure, report
 
-    folder, data = flags.out, io.StringIO(newline="")
-    writer = csv.DictWriter(data, list(page.rows[0]))
-    writer.writeheader()
-    writer.writerows(page.rows)
+    if flags.command == "report":
+        rows, files = report.report(flags)
+        yield from ({"results.csv": _csv(rows)} | files).items()
+        return
+    page = getattr(measure, flags.command)(flags)
     # Names of files may not be UTF-8.
     title, table = page.title.encode(errors="replace").decode(), page.table or page.rows
-    lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
-    lines += [f"| {' | '.join(table[0])} |", f"|{'---|' * len(table[0])}"]
-    lines += [f"| {' | '.join(map(_escaped, row.values()))} |" for row in table]
-    lines += ["", f"{page.note} Data: [results.csv](results.csv).", ""]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_bytes(_record(flags))
-    (folder / "results.csv").write_bytes(data.getvalue().encode())
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
-    # The picture comes last: it may fail.
-    figure = Figure(figsize=(7, max(3.6, 0.24 * len(table))), layout="constrained")
+    parts = [(table, page.note), (page.examples[:10], "Texts whose label changes; at most 10.")]
+    parts = [(rows, note) for rows, note in parts if rows]
+    yield "results.csv", _csv(page.rows)
+    if page.examples:
+        yield "examples.csv", _csv(page.examples)
+    if flags.format == "json":
+        values = {"title": title, "note": page.note, "rows": page.rows, "examples": page.examples}
+        # JSON has no infinity, the ratio without noise.
+        values = json.loads(json.dumps(values), parse_constant=lambda _: None)
+        yield _PAGES["json"], json.dumps(values, indent=2).encode()
+    elif flags.format == "html":
+        pages = optional_import("hopfax.page")
+        tables = [
+            pages.Table([*x[0]], [[*map(str, row.values())] for row in x], y) for x, y in parts
+        ]
+        picture = pages.Picture(lambda: _figure(title, page), title)
+        text = pages.html(pages.Page(title, {"figure": picture}, tables))
+        yield _PAGES["html"], text.encode(errors="replace")
+    else:
+        lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
+        for rows, note in parts:
+            lines += [*_table(rows), "", note, ""]
+        yield _PAGES["md"], "\n".join(lines).encode(errors="replace")
+        _figure(title, page).savefig(data := io.BytesIO(), dpi=130)
+        yield "figure.png", data.getvalue()
+
+
+def _write(flags: argparse.Namespace, results: Iterable[tuple[str, bytes]]) -> Path:
+    """Writes the results' files, all or nothing; returns the path of the page."""
+    files, out = {}, flags.out.absolute()
+    try:
+        files.update(results)
+    finally:  # the data is kept if the page fails
+        if files:
+            folder = out if out.exists() else out.with_name(f"{out.name}.partial")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in _FILES - files.keys():
+                (folder / name).unlink(missing_ok=True)  # of another run
+            for name, content in {"config.json": _record(flags), **files}.items():
+                (folder / name).write_bytes(content)
+            if folder != out:
+                folder.rename(out)
+    return flags.out / ("report.html" if flags.command == "report" else _PAGES[flags.format])
+
+
+def _figure(title: str, page: "Page") -> Any:
+    """Draws the figure of a page."""
+    from matplotlib.figure import Figure
+
+    height = max(3.6, 0.24 * len(page.table or page.rows))
+    figure = Figure(figsize=(7, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     page.draw(axes)
-    figure.savefig(folder / "figure.png", dpi=130)
-    return folder / "README.md"
+    return figure
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> bytes:
+    def cell(value: Any) -> Any:  # a spreadsheet would compute "=1+1"
+        return re.sub(r"^(?=[-=+@].)", "'", value) if isinstance(value, str) else value
+
+    data = io.StringIO(newline="")
+    csv.writer(data).writerows([rows[0], *(map(cell, row.values()) for row in rows)])
+    return data.getvalue().encode(errors="replace")
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the lines of a Markdown table."""
+    cells = [rows[0].keys(), ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    return [f"| {' | '.join(map(_escaped, line))} |" for line in cells]
 
 
 def _escaped(value: Any) -> str:

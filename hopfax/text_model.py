@@ -65,6 +65,8 @@ class TextModel:
         num_layers: Number of layers.
         sites: Where `outputs` can add noise.
         memory: Site of the model's own memory; None without.
+        batch_size: Texts computed at a time; None fits the device.
+        seed: Seed of noise and replacements, from 0 to 2³¹ - 1.
     """
 
     vocabulary: WordPiece
@@ -74,6 +76,8 @@ class TextModel:
     num_layers: int
     sites: tuple[str, ...] = ("token",)
     memory: str | None = None
+    batch_size: int | None = None
+    seed: int = 0
 
     def __init__(self, folder: Path):
         check_devices()
@@ -131,8 +135,11 @@ class TextModel:
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
         parts, order = [], []
         for bucket in to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
-            for batch, weights in eval_batches(bucket, batch_size=rows_per_call(bucket)):
-                part = self.run(corruption, batch, level)
+            size = self.batch_size or rows_per_call(bucket)
+            for batch, weights in eval_batches(bucket, batch_size=size):
+                # The row number seeds a text's draws: other seeds use numbers beyond all rows.
+                draws = batch.index + np.uint32(self.seed * 1_000_003 % 2**32)
+                part = self.run(corruption, batch._replace(index=draws.astype(np.uint32)), level)
                 parts.append(part[weights > 0])
                 order.append(batch.index[weights > 0])
         return _finite(np.concatenate(parts))[np.argsort(np.concatenate(order))]
@@ -145,12 +152,13 @@ class TextModel:
         """
         ids = np.asarray(self.encode([text]).ids[0])
         tokens = jnp.asarray(self.embed_tokens(ids))
-        keys = jax.random.split(jax.random.key(0), _DRAWS)
+        noise, directions = map(jax.random.key, (2 * self.seed, 2 * self.seed + 1))
+        keys = jax.random.split(noise, _DRAWS)
         copies, mask = jnp.repeat(tokens, _DRAWS, axis=0), jnp.ones((_DRAWS, ids.shape[1]), bool)
         samples = add_noise(keys, copies, mask, jnp.float32(_DRAWS_DB))
         # Relative changes are comparable between models.
         scale = float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
-        slopes = self.slopes(ids, samples, jax.random.split(jax.random.key(1), _DRAWS))
+        slopes = self.slopes(ids, samples, jax.random.split(directions, _DRAWS))
         each = scale * _finite(slopes)
         label, toward = None, None
         if self.labels:
@@ -160,7 +168,7 @@ class TextModel:
         layers = [f"layer {n + 1}" for n in range(self.num_layers)] + ["output"] * bool(self.labels)
         errors = each.std(1, ddof=1) / np.sqrt(_DRAWS)
         return Influences(
-            _words(self.vocabulary, ids[0]), layers, each.mean(1), errors, label, toward
+            words(self.vocabulary, ids[0]), layers, each.mean(1), errors, label, toward
         )
 
 
@@ -261,10 +269,13 @@ def load_text_model(
     """Returns the model of a folder, or of a name on the Hugging Face hub.
 
     A saved `Classifier` and what `load_pretrained` reads run in JAX, other models in PyTorch with
-    the extra `torch` and the options of `hopfax.torch_model.TorchModel`.
+    the extra `torch` and the options of `hopfax.torch_model.TorchModel`; both on `device`.
     """
     try:
-        return NativeModel(model_folder(name, revision))
+        model = NativeModel(model_folder(name, revision))
+        if device := options.get("device"):
+            model.params = jax.device_put(model.params, _jax_device(device))
+        return model
     except (FileNotFoundError, ValueError) as error:
         # Not supported: a family, a setting or the format. All other errors are of broken files.
         if not re.search(r"config\.json: |has no model\.safetensors", str(error)):
@@ -274,6 +285,14 @@ def load_text_model(
         return optional_import("hopfax.torch_model").TorchModel(name, revision=revision, **options)
     except ModuleNotFoundError as error:
         raise type(reason)(f"{reason}; PyTorch can load more models, but {error}") from None
+
+
+def _jax_device(name: str) -> Any:
+    try:
+        return jax.devices(name)[0]
+    except RuntimeError:
+        known = " or ".join(sorted({"cpu", jax.default_backend()}))
+        raise ValueError(f"device must be {known} on this machine, got {name}") from None
 
 
 def _call_causal(model: Pretrained, params: Params, *inputs: Any, method: str) -> Any:
@@ -333,7 +352,7 @@ def with_progress(parts: Sequence[Any]) -> Iterator[Any]:
             progress.update(number)
 
 
-def _words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:
+def words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:
     """Returns tokens as text: those of byte-level vocabularies are decoded."""
     words = [vocabulary.tokens[number] for number in ids]
     decoder = text_tokenizer(vocabulary).decoder

@@ -67,7 +67,9 @@ class TorchModel(TextModel):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
             config = transformers.AutoConfig.from_pretrained(folder, **trusted)
-            self._model = model = self._load(transformers, config, trusted).to(device).eval()
+            self._model = model = (
+                self._load(transformers, config, trusted).to(device.replace("gpu", "cuda")).eval()
+            )
         except Exception as error:  # those of transformers have no common class
             hints = filter(None, map(lfs_hint, folder.glob("*model*.*")))
             reason = next(hints, "") or " ".join(str(error).split())[:300]

@@ -27,6 +27,7 @@ ALLOWED = {
     "hopfax.fixed_point": "checks",
     "hopfax.cpu": "",
     "hopfax.hub": "",
+    "hopfax.page": "hub",
     "hopfax.hopfield": "checks fixed_point cpu",
     "hopfax.stability": "checks",
     "hopfax.data": "hub",
@@ -36,8 +37,8 @@ ALLOWED = {
     "hopfax.classifier": "nn train data hub",
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
     "hopfax.torch_model": "text_model data hub",
-    "hopfax.measure": "train data text_model",
-    "hopfax.command": "hopfax hub measure",
+    "hopfax.measure": "train data text text_model",
+    "hopfax.command": "hopfax data hub measure",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
