@@ -65,6 +65,7 @@ class TextModel:
         num_layers: Number of layers.
         sites: Where `outputs` can add noise.
         memory: Site of the model's own memory; None without.
+        problem: `"multi_label_classification"` if each label has a probability of its own.
         batch_size: Texts computed at a time; None fits the device.
         seed: Seed of noise and replacements, from 0 to 2³¹ - 1.
     """
@@ -76,6 +77,7 @@ class TextModel:
     num_layers: int
     sites: tuple[str, ...] = ("token",)
     memory: str | None = None
+    problem: str | None = None
     batch_size: int | None = None
     seed: int = 0
 
@@ -121,6 +123,12 @@ class TextModel:
             skip = len(prompt) - (prompt[-1] in special)  # a final special token follows the text
         pooled = self.pooling(hidden, mask, skip=skip)
         return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
+
+    def scores(self, logits: Array) -> Float[Array, "batch outputs"]:
+        """Returns probabilities; of a regression model, the score."""
+        if self.problem == "multi_label_classification":
+            return jax.nn.sigmoid(logits)
+        return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
 
     def outputs(
         self, texts: Sequence[Any], corruption: str = "clean", level: float = 0.0
@@ -185,7 +193,7 @@ class NativeModel(TextModel):
             self.vocabulary, self.labels = saved.vocabulary, saved.labels
         else:
             loaded, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
-            self.labels = loaded.labels
+            self.labels, self.problem = loaded.labels, loaded.problem
             if loaded.encoder is None:  # a causal model
                 self.sites, self.apply = ("token",), partial(_call_causal, loaded)
                 self.params, self.max_length = loaded.params, loaded.max_length
@@ -209,7 +217,7 @@ class NativeModel(TextModel):
         hidden = hidden[-1 if layer is None else layer]
         if self.labels and layer is None:
             logits = self.apply(params, hidden, mask, method="classify")
-            return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
+            return self.scores(logits)
         return self.pool(hidden, mask)
 
     def _batch(self, corruption: str, params: Params, batch: Any, level: Array) -> Array:
@@ -299,6 +307,8 @@ def _call_causal(model: Pretrained, params: Params, *inputs: Any, method: str) -
     """Calls a causal model by the names of an `Encoder`'s methods."""
     if method == "embed_tokens":
         return model.embed(*inputs, params=params)
+    if method == "classify":
+        return model.classify(*inputs, params=params)
     if method == "hidden_states":
         return model.forward(*inputs[:2], params=params).hidden_states[1:]
     return inputs[0]  # there are no token types, and `embed` changes nothing

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.hub import lfs_hint, model_folder, optional_import, read_json
@@ -93,8 +93,8 @@ class TorchModel(TextModel):
 
     def _load(self, transformers: Any, config: Any, trusted: dict[str, bool]) -> Any:
         """Returns the model of a config, and sets the labels."""
-        self.labels, self._problem, config.use_cache = (), config.problem_type, False
-        one = self._problem != "regression" or config.num_labels == 1
+        self.labels, self.problem, config.use_cache = (), config.problem_type, False
+        one = self.problem != "regression" or config.num_labels == 1
         if one and "ForSequenceClassification" in str(config.architectures):
             self.labels = tuple(str(config.id2label[n]) for n in range(config.num_labels))
         kind = "AutoModelForSequenceClassification" if self.labels else "AutoModel"
@@ -172,11 +172,6 @@ class TorchModel(TextModel):
             return [*states[1:], output.logits]
         return [*states[1:-1], output.last_hidden_state]
 
-    def _scores(self, logits: Array) -> Float[Array, "batch outputs"]:
-        if self._problem == "multi_label_classification":
-            return jax.nn.sigmoid(logits)
-        return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
-
     def embed_tokens(self, ids: Any) -> Array:
         """Returns the token embeddings of ids."""
         return self._table[jnp.asarray(ids)]
@@ -188,7 +183,7 @@ class TorchModel(TextModel):
             # Ids of the text itself: a token that replaces another may be a separator.
             (value,) = self._values(self._tensor(x), batch.ids[:, 0], mask)
         value = jnp.asarray(value.cpu().numpy())
-        return np.asarray(self._scores(value) if self.labels else self.pool(value, mask))
+        return np.asarray(self.scores(value) if self.labels else self.pool(value, mask))
 
     def slopes(self, ids: Any, samples: Array, keys: Any) -> np.ndarray:
         """Returns the norms of the derivatives, all layers and copies after one forward pass."""
@@ -203,7 +198,7 @@ class TorchModel(TextModel):
 
         norms = []
         for number, value in with_progress(list(enumerate(values))):
-            finish = pool if number < self.num_layers else self._scores
+            finish = pool if number < self.num_layers else self.scores
             after = rows(finish, value.detach().cpu().numpy(), keys)
             grad = partial(self._torch.autograd.grad, value, x, retain_graph=True)
             squares = [grad(self._tensor(each))[0].double().square().sum(-1) for each in after]
@@ -216,7 +211,7 @@ class TorchModel(TextModel):
         (logits,) = self._values(x, ids, np.ones(x.shape[:2]))
 
         def value(logits: Array) -> Array:
-            output = self._scores(logits)[:, label]
+            output = self.scores(logits)[:, label]
             return jnp.sum(output if len(self.labels) == 1 else jnp.log(output))
 
         after = jax.grad(value)(jnp.asarray(logits.detach().cpu().numpy()))
