@@ -374,7 +374,7 @@ def test_errors_are_one_line_and_leave_nothing(
         ("robustness", encoder, f"--dev {pairs} --text first --pair first", "must differ, got fir"),
         ("robustness", remembering, f"--dev {films} --text review --memory", "already has memory"),
         ("typos", encoder, f"--dev {films} --text review", "has no labels: for text similarity"),
-        ("typos", classifier, f"--dev {films} --text review --device tpu", "device: Unknown backend.*cpu"),
+        ("typos", classifier, f"--dev {films} --text review --device tpu", "device: Unknown .*cpu"),
         ("typos", foreign, f"--dev {films}", r"got .mpnet..*hopfax\[torch\]|cannot load"),
         ("typos", large, f"--dev {films}", "token ids must be below .* 'zz' of .* has id"),
         ("robustness", classifier, f"--dev {same} --text review", "--label must have two or more"),
