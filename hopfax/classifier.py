@@ -176,7 +176,7 @@ class Classifier:
                 `hopfax.nn.with_memory`.
         """
         model = with_memory(self.model, site=site, sigma=sigma)
-        memory = initial_memory(self.config.vocab_size, self.config.width, sigma)
+        memory = initial_memory(self.config.vocab_size, self.config.token_width, sigma)
         if log_prior is not None:
             prior = np.asarray(log_prior, np.float32)
             if not (prior < np.inf).all() or not np.isfinite(prior).any():
@@ -247,6 +247,9 @@ class Classifier:
             "model_max_length": encoder.max_length,
             **tokenizer_settings(tokenizer),
         }
+        if encoder.position_offset and "add_prefix_space" not in settings:
+            # Else `transformers` splits the words of an XLM-RoBERTa as those of a RoBERTa.
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         for name, value in (("tokenizer_config", settings), ("config", config)):
             text = json.dumps(value, indent=2, ensure_ascii=False, default=_number)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
@@ -255,7 +258,9 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
-        """Loads a classifier that `save` wrote, or a BERT or RoBERTa for sequence classification.
+        """Loads a classifier that `save` wrote, or an encoder for sequence classification.
+
+        `load_pretrained` lists the encoders, such as BERT and DistilBERT.
 
         Args:
             folder: The folder, or a name on the Hugging Face hub.
@@ -284,10 +289,11 @@ _Parts = tuple[Functional[Encoder], Params, WordPiece, Sequence[str]]
 
 def _read_pretrained(folder: Path, document: Mapping[str, Any]) -> _Parts:
     pretrained = load_pretrained(folder)
-    if (count := len(pretrained.labels)) < 2:
+    count, problem = len(pretrained.labels), pretrained.problem
+    if pretrained.encoder is None or count < 2 or problem != "single_label_classification":
         raise ValueError(
-            f"{folder} must be a BERT or RoBERTa that gives each text one of two or more labels, "
-            f"got {count} labels and problem_type {document.get('problem_type')!r}"
+            f"{folder} must be an encoder, such as a BERT, that gives each text one of two or more "
+            f"labels, got a {document['model_type']} with {count} labels and problem {problem}"
         )
     vocabulary = read_tokenizer(folder)
     model = text_classifier(pretrained, separator=vocabulary.sep_id)

@@ -77,8 +77,8 @@ class TorchModel(TextModel):
         self.vocabulary = vocabulary or _converted(folder, tokenizer)
         # The heads of causal models look for it.
         config.get_text_config().pad_token_id = self.vocabulary.pad_id
-        typed = "token_type_ids" in tokenizer.model_input_names
-        self._typed = typed and getattr(config, "type_vocab_size", 0) > 1
+        typed = self.vocabulary.sep_id and "token_type_ids" in tokenizer.model_input_names
+        self._typed = bool(typed) and getattr(config, "type_vocab_size", 0) > 1
         limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or 0]
         for part, module in model.named_modules():
             padding = getattr(module, "padding_idx", None)
@@ -207,7 +207,7 @@ class TorchModel(TextModel):
             after = rows(finish, value.detach().cpu().numpy(), keys)
             grad = partial(self._torch.autograd.grad, value, x, retain_graph=True)
             squares = [grad(self._tensor(each))[0].double().square().sum(-1) for each in after]
-            norms.append(sum(squares).sqrt().cpu().numpy())
+            norms.append(self._torch.stack(squares).sum(0).sqrt().cpu().numpy())
         return np.stack(norms)
 
     def toward(self, ids: Any, samples: Array, label: int) -> np.ndarray:
