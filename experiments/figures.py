@@ -230,9 +230,11 @@ def heat(
     with _figure((1.4 + 1.6 * len(cols), 0.8 + 1.7 * len(rows))) as figure:
         grid = figure.subplots(len(rows), len(cols), squeeze=False, sharex=True, sharey=True)
         for axes, (of_row, of_col) in zip(grid.flat, product(rows, cols), strict=True):
-            cells = _where(_where(table, row, of_row), col, of_col).pivot(index=y, columns=x)[
-                "mean"
-            ]
+            cells = _where(_where(table, row, of_row), col, of_col)
+            if cells.empty:
+                axes.set_axis_off()
+                continue
+            cells = cells.pivot(index=y, columns=x, values="mean")
             image = axes.pcolormesh(cells.columns, cells.index, cells, norm=norm, shading="nearest")
             axes.set(xlabel=xlabel, ylabel=f"{of_row}\n{ylabel}")
             axes.set_title(of_col if of_row == rows[0] else "")

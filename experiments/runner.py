@@ -32,7 +32,7 @@ from experiments.rundir import open_run, read_config, write_whole
 from experiments.settings import Flags
 from hopfax.cpu import usable_cores
 from hopfax.data import Encoded, TaskData, evenly_spaced, from_rows, load_task, read_table
-from hopfax.data.tasks import task
+from hopfax.data.tasks import look_up, task
 from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.train import interrupt
 from hopfax.train.progress import Progress
@@ -383,7 +383,4 @@ def choose(flag: str, name: str | None, names: Sequence[str]) -> str:
     """Returns the name, or the only one of the run."""
     if name is None and len(names) > 1:
         raise ValueError(f"{flag} is required: the run has {', '.join(names)}")
-    name = name or names[0]
-    if name not in names:
-        raise ValueError(f"{flag} must be {' or '.join(names)}, got {name}")
-    return name
+    return look_up(flag, name or names[0], dict(zip(names, names, strict=True)))

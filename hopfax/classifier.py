@@ -21,7 +21,7 @@ from hopfax.data.batching import Encoded, bucket_boundaries, to_buckets
 from hopfax.data.tasks import Example
 from hopfax.data.tokenize import WordPiece, encode_splits, is_blank, text_tokenizer
 from hopfax.data.tokenizer_files import fewest_tokens, read_tokenizer, tokenizer_settings
-from hopfax.hub import local_path, model_folder, optional_import, read_json
+from hopfax.hub import model_folder, new_folder, optional_import, read_json
 from hopfax.nn.attention import HopfieldAttention, SoftmaxAttention
 from hopfax.nn.encoder import Encoder, EncoderConfig, Site
 from hopfax.nn.families import FAMILIES, Family, encoder_leaves, family_config
@@ -176,7 +176,7 @@ class Classifier:
                 `hopfax.nn.with_memory`.
         """
         model = with_memory(self.model, site=site, sigma=sigma)
-        memory = initial_memory(self.config.vocab_size, self.config.width, sigma)
+        memory = initial_memory(self.config.vocab_size, self.config.token_width, sigma)
         if log_prior is not None:
             prior = np.asarray(log_prior, np.float32)
             if not (prior < np.inf).all() or not np.isfinite(prior).any():
@@ -197,15 +197,13 @@ class Classifier:
         A loaded model computes in float32: the precision of `with_precision` is not saved.
 
         Raises:
-            FileExistsError: The folder exists.
+            FileExistsError: The folder exists; `hopfax.hub.new_folder` checks this before training.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
             ValueError: The attention is not of `hopfax.nn`.
         """
-        folder = local_path(folder)
+        folder = new_folder(folder)
         if (name := self.config.attention["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
-        if folder.exists():
-            raise FileExistsError(f"folder must not exist, got {folder}")
         unfinished = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
         unfinished.mkdir(parents=True)
         try:
@@ -249,6 +247,9 @@ class Classifier:
             "model_max_length": encoder.max_length,
             **tokenizer_settings(tokenizer),
         }
+        if encoder.position_offset and "add_prefix_space" not in settings:
+            # Else `transformers` splits the words of an XLM-RoBERTa as those of a RoBERTa.
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         for name, value in (("tokenizer_config", settings), ("config", config)):
             text = json.dumps(value, indent=2, ensure_ascii=False, default=_number)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
@@ -257,7 +258,9 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
-        """Loads a classifier that `save` wrote, or a BERT or RoBERTa for sequence classification.
+        """Loads a classifier that `save` wrote, or an encoder for sequence classification.
+
+        `load_pretrained` lists the encoders, such as BERT and DistilBERT.
 
         Args:
             folder: The folder, or a name on the Hugging Face hub.
@@ -286,10 +289,11 @@ _Parts = tuple[Functional[Encoder], Params, WordPiece, Sequence[str]]
 
 def _read_pretrained(folder: Path, document: Mapping[str, Any]) -> _Parts:
     pretrained = load_pretrained(folder)
-    if (count := len(pretrained.labels)) < 2:
+    count, problem = len(pretrained.labels), pretrained.problem
+    if pretrained.encoder is None or count < 2 or problem != "single_label_classification":
         raise ValueError(
-            f"{folder} must be a BERT or RoBERTa that gives each text one of two or more labels, "
-            f"got {count} labels and problem_type {document.get('problem_type')!r}"
+            f"{folder} must be an encoder, such as a BERT, that gives each text one of two or more "
+            f"labels, got a {document['model_type']} with {count} labels and problem {problem}"
         )
     vocabulary = read_tokenizer(folder)
     model = text_classifier(pretrained, separator=vocabulary.sep_id)

@@ -8,16 +8,14 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hopfax import __version__
 from hopfax.hub import local_path, optional_import
-
-if TYPE_CHECKING:  # imports jax, which --help does not wait for
-    from hopfax.measure import Page
 
 
 def _integer(low: int, text: str) -> int:
@@ -27,12 +25,6 @@ def _integer(low: int, text: str) -> int:
     return int(text)
 
 
-def _label_map(text: str) -> dict[str, str]:
-    from hopfax.data.labels import parse_label_map  # not for --help
-
-    return parse_label_map(text)
-
-
 COMMANDS = {
     "report": "What typos and noise cost a model, and what helps, as one HTML page.",
     "typos": "Scores under misspelled words and swapped letters.",
@@ -40,9 +32,10 @@ COMMANDS = {
     "influence": "Influence of a sentence's tokens on each layer and the output.",
     "stability": "Agreement of outputs when tokens are replaced at random.",
 }
-_PAGES = {"md": "README.md", "json": "results.json"}
-_DEV, _ALL = "report typos robustness", " ".join(COMMANDS)
-_ROWS = f"{_DEV} stability"
+_PAGES = {"md": "README.md", "html": "page.html", "json": "results.json"}
+_FILES = {"examples.csv", "figure.png", "report.html", "report.json", *_PAGES.values()}
+_DEV, _PAGE = "report typos robustness", "typos robustness influence stability"
+_ALL, _ROWS = f"report {_PAGE}", f"{_DEV} stability"
 _SWITCH: dict[str, Any] = {"action": "store_true"}
 _COLUMN = {"metavar": "COLUMN"}
 _FILE = {"type": local_path, "required": True, "metavar": "FILE"}
@@ -57,7 +50,8 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--label": (_DEV, "column of labels, or of pairs' similarity scores (default: label)",
                 _COLUMN | {"default": "label"}),
     "--label-map": (_DEV, "the model's label, or its number, for labels of the file",
-                    {"type": _label_map, "metavar": "VALUE=LABEL,..."}),
+                    {"type": lambda text: import_module("hopfax.data.labels").parse_label_map(text),
+                     "metavar": "VALUE=LABEL,..."}),
     "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
     "--compare": ("report", "second model, shown side by side", {"metavar": "MODEL"}),
     "--texts": ("stability", "text file, one text per line; blank lines are skipped", _FILE),
@@ -65,10 +59,12 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                {"type": partial(_integer, 2), "default": 400, "metavar": "INT"}),
     "--batch-size": (_ROWS, "texts computed at a time (default: what fits the device)",
                      {"type": partial(_integer, 1), "metavar": "INT"}),
+    "--device": (_ALL, "cpu, gpu or another device of jax or PyTorch", {"metavar": "NAME"}),
+    "--revision": (_ALL, "branch, tag or commit on the Hugging Face hub", {"metavar": "NAME"}),
+    "--trust-remote-code": (_ALL, "run programs in MODEL, which can do all that you can", _SWITCH),
     "--seed": (_ALL, "seed of typos, noise and replacements (default: 0)",
                {"type": partial(_integer, 0), "default": 0, "metavar": "INT"}),
-    "--format": (_ALL.replace("report ", ""), "format of the page (default: md)",
-                 {"choices": _PAGES, "default": "md"}),
+    "--format": (_PAGE, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
     "--out": (_ALL, "folder for the results (default: %(default)s)",
               {"type": local_path, "metavar": "FOLDER"}),
     "--force": (_ALL, "replace the results of another run in the folder", _SWITCH),
@@ -98,14 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             flags = parser().parse_args(arguments)
             _check_out(flags)
-            from hopfax import measure, report
-
-            if flags.command == "report":
-                rows, files = report.report(flags)
-                written = _save(flags, {"results.csv": _csv(rows), **files}, "report.html")
-            else:
-                written = _write(flags, getattr(measure, flags.command)(flags))
-            print(f"page: {written}")
+            print(f"page: {_write(flags, _measured(flags))}")
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -131,8 +120,8 @@ def _record(flags: argparse.Namespace) -> bytes:
 def _check_out(flags: argparse.Namespace) -> None:
     """Raises an error before the measurement if its results could not be written."""
     folder, record = flags.out, flags.out / "config.json"
-    if flags.format == "md":
-        optional_import("matplotlib")
+    for name in {"md": ("matplotlib",), "html": ("matplotlib", "jinja2")}.get(flags.format, ()):
+        optional_import(name)
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
@@ -145,62 +134,73 @@ def _check_out(flags: argparse.Namespace) -> None:
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 
 
-def _write(flags: argparse.Namespace, page: "Page") -> Path:
-    """Writes the configuration, the data and the page, all or nothing; returns the page's path."""
-    files = {"results.csv": _csv(page.rows)}
+def _measured(flags: argparse.Namespace) -> Iterator[tuple[str, bytes]]:
+    """Yields the names and contents of the results' files, the data first."""
+    from hopfax import measure, report
+
+    if flags.command == "report":
+        rows, files = report.report(flags)
+        yield from ({"results.csv": _csv(rows)} | files).items()
+        return
+    page = getattr(measure, flags.command)(flags)
     # Names of files may not be UTF-8.
     title, table = page.title.encode(errors="replace").decode(), page.table or page.rows
+    parts = [(table, page.note), (page.examples[:10], "Texts whose label changes; at most 10.")]
+    parts = [(rows, note) for rows, note in parts if rows]
+    yield "results.csv", _csv(page.rows)
     if page.examples:
-        files["examples.csv"] = _csv(page.examples)
+        yield "examples.csv", _csv(page.examples)
     if flags.format == "json":
+        values = {"title": title, "note": page.note, "rows": page.rows, "examples": page.examples}
         # JSON has no infinity, the ratio without noise.
-        rows = [
-            {key: None if x == float("inf") else x for key, x in row.items()} for row in page.rows
+        values = json.loads(json.dumps(values), parse_constant=lambda _: None)
+        yield _PAGES["json"], json.dumps(values, indent=2).encode()
+    elif flags.format == "html":
+        pages = optional_import("hopfax.page")
+        tables = [
+            pages.Table([*x[0]], [[*map(str, row.values())] for row in x], y) for x, y in parts
         ]
-        values = {"title": title, "note": page.note, "rows": rows, "examples": page.examples}
-        text = json.dumps(values, indent=2, ensure_ascii=False)
+        picture = pages.Picture(lambda: _figure(title, page), title)
+        text = pages.html(pages.Page(title, {"figure": picture}, tables))
+        yield _PAGES["html"], text.encode(errors="replace")
     else:
         lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
-        lines += [*_table(table), "", f"{page.note} Data: [results.csv](results.csv).", ""]
-        if page.examples:
-            lines += ["Texts whose label changes: [examples.csv](examples.csv); the first:", ""]
-            lines += [*_table(page.examples[:10]), ""]
-        text = "\n".join(lines)
-    files[_PAGES[flags.format]] = text.encode(errors="replace")
+        for rows, note in parts:
+            lines += [*_table(rows), "", note, ""]
+        yield _PAGES["md"], "\n".join(lines).encode(errors="replace")
+        _figure(title, page).savefig(data := io.BytesIO(), dpi=130)
+        yield "figure.png", data.getvalue()
+
+
+def _write(flags: argparse.Namespace, results: Iterable[tuple[str, bytes]]) -> Path:
+    """Writes the results' files, all or nothing; returns the path of the page."""
+    files, out = {}, flags.out.absolute()
     try:
-        if flags.format == "md":
-            files["figure.png"] = _picture(title, page, len(table))
-    finally:  # a measurement is kept if its picture fails
-        path = _save(flags, files, _PAGES[flags.format])
-    return path
+        files.update(results)
+    finally:  # the data is kept if the page fails
+        if files:
+            folder = out if out.exists() else out.with_name(f"{out.name}.partial")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in _FILES - files.keys():
+                (folder / name).unlink(missing_ok=True)  # of another run
+            for name, content in {"config.json": _record(flags), **files}.items():
+                (folder / name).write_bytes(content)
+            if folder != out:
+                folder.rename(out)
+    return flags.out / ("report.html" if flags.command == "report" else _PAGES[flags.format])
 
 
-def _save(flags: argparse.Namespace, files: dict[str, bytes], page: str) -> Path:
-    """Writes the configuration and files, all or nothing; returns the path of the page."""
-    out = flags.out.absolute()
-    folder = out if out.exists() else out.with_name(f"{out.name}.partial")
-    folder.mkdir(parents=True, exist_ok=True)
-    known = {"examples.csv", "figure.png", "report.html", "report.json", *_PAGES.values()}
-    for name in known - files.keys():
-        (folder / name).unlink(missing_ok=True)  # of another run
-    for name, content in {"config.json": _record(flags), **files}.items():
-        (folder / name).write_bytes(content)
-    if folder != out:
-        folder.rename(out)
-    return flags.out / page
-
-
-def _picture(title: str, page: "Page", lines: int) -> bytes:
-    """Returns the figure as PNG."""
+def _figure(title: str, page: Any) -> Any:
+    """Draws the figure of a page."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, max(3.6, 0.24 * lines)), layout="constrained")
+    height = max(3.6, 0.24 * len(page.table or page.rows))
+    figure = Figure(figsize=(7, height), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     page.draw(axes)
-    figure.savefig(data := io.BytesIO(), dpi=130)
-    return data.getvalue()
+    return figure
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> bytes:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ _FILES = (
 _LFS = b"version https://git-lfs.github.com/"
 
 
-def model_folder(name: str | os.PathLike[str]) -> Path:
+def model_folder(
+    name: str | os.PathLike[str], revision: str | None = None, more: Sequence[str] = ()
+) -> Path:
     """Returns a model's folder, downloaded if `name` is on the hub.
 
     Args:
         name: A folder, or a name such as `sentence-transformers/all-MiniLM-L6-v2`, which requires
             `huggingface_hub`. Downloads are cached.
+        revision: Branch, tag or commit on the hub; None for its default branch.
+        more: Patterns of other files to download.
 
     Raises:
         FileNotFoundError: There is no such folder, and the name cannot be downloaded.
+        ValueError: A folder has no `revision`.
 
     Example:
         >>> import tempfile
@@ -36,6 +42,8 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
     """
     folder = local_path(name)
     if os.fspath(name) and folder.is_dir():
+        if revision is not None:
+            raise ValueError(f"revision must be None for a folder, got {revision!r} for {folder}")
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FileNotFoundError(
@@ -45,7 +53,8 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+        patterns = [*_FILES, *more]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except Exception as error:  # errors of the network have no common class
         missing = isinstance(error, ModuleNotFoundError) and "pip install huggingface_hub"
         reason = missing or str(error).strip().partition("\n")[0]
@@ -58,6 +67,27 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     """Returns the path if it exists, else the path with ~ expanded."""
     literal = Path(path)
     return literal if literal.exists() else Path(os.path.expanduser(path))
+
+
+def new_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the path of a folder to write; raises an error, before long work, if it cannot be.
+
+    Raises:
+        FileExistsError, PermissionError: It exists, or its parent is not a writable folder.
+
+    Example:
+        >>> import tempfile
+        >>> from hopfax.hub import new_folder
+        >>> new_folder(f"{tempfile.mkdtemp()}/films/1").name
+        '1'
+    """
+    folder = local_path(path)
+    if folder.exists():
+        raise FileExistsError(f"folder must not exist, got {folder}")
+    parent = next(each for each in folder.absolute().parents if each.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise PermissionError(f"folder must be in a writable folder, got {folder} in {parent}")
+    return folder
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -91,6 +121,7 @@ def optional_import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != (name := name.partition(".")[0]):
             raise
-        extra = "experiments" if name == "tensorflow_datasets" else "pretrained"
+        extras = {"tensorflow_datasets": "experiments", "torch": "torch", "transformers": "torch"}
+        extra = extras.get(name, "pretrained")
         message = f'{name} is not installed: pip install "hopfax[{extra}]"'
         raise ModuleNotFoundError(message, name=name) from None

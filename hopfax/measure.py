@@ -93,7 +93,9 @@ class Task(NamedTuple):
 
 def read_model(flags: argparse.Namespace) -> TextModel:
     """Returns the model of the flags."""
-    model = load_text_model(flags.folder)
+    names = ("revision", "device", "trust_remote_code")
+    options = {name: value for name, value in vars(flags).items() if name in names and value}
+    model = load_text_model(flags.folder, **options)
     model.batch_size, model.seed = getattr(flags, "batch_size", None), flags.seed
     return model
 
@@ -124,13 +126,9 @@ def robustness(flags: argparse.Namespace) -> Page:
         for site, snr_db in with_progress(plan)
     ]
     if task.model.memory:
-        place = SITES[task.model.memory]
-        note += f" The model itself removes noise {place} (hopfax.nn.with_memory)."
+        note += f" The model removes noise {SITES[task.model.memory]} (hopfax.nn.with_memory)."
     if flags.memory:
-        note += (
-            " Memory: token embeddings are replaced by their posterior means, given the model's "
-            "vocabulary and a uniform prior (hopfax.nn.recall)."
-        )
+        note += " Memory: posterior means of the token embeddings (hopfax.nn.recall)."
     return _page(flags, task, rows, "signal-to-noise ratio in dB", note)
 
 
@@ -156,8 +154,8 @@ def typos(flags: argparse.Namespace) -> Page:
             typed = ", ".join(f"{was} → {now}" for was, now in words if was != now)
             examples.setdefault(row, {"row": row} | level | labels | {"words": typed, "text": old})
     note = (
-        " Rate: share of words to change; changed: share of words that could change. Loss: clean "
-        "score minus score, with its interval over the same texts."
+        " Rate: share of words to change; changed: share changed, at least one word a text. Loss: "
+        "clean score minus score, with its interval over the same texts."
     )
     return _page(flags, task, rows, "rate of words with typos", note, *examples.values())
 
@@ -198,8 +196,7 @@ def _targets(
 ) -> tuple[np.ndarray, str]:
     """Returns the labels as class numbers or scores, and the metric; `names` are the model's."""
     if len(set(map(str, labels))) < 2:
-        rows = f"the {len(labels)} rows used of {flags.dev}"
-        raise ValueError(f"--label must have two or more values in {rows}")
+        raise ValueError(f"--label must have two or more values, got {labels[0]} in {flags.dev}")
     if len(names) > 1:
         targets, note = class_numbers(labels, names, label_map=flags.label_map)
         if note:
@@ -207,8 +204,7 @@ def _targets(
         return targets, "accuracy"
     if not (names or flags.pair):
         raise ValueError(
-            f"{flags.folder} has no labels, unlike a model for sequence classification: to score "
-            "text similarity, pass --pair and a numeric --label column"
+            f"{flags.folder} has no labels: for text similarity, pass --pair and numeric --label"
         )
     if wrong := [x for x in labels if not (isinstance(x, int | float) and np.isfinite(x))]:
         got = f"{wrong[0]} in {flags.dev}"
@@ -246,9 +242,8 @@ def stability(flags: argparse.Namespace) -> Page:
         axes.set(xlabel="replaced tokens, %", ylabel="cosine with the clean output")
 
     note = (
-        "Each token, except special tokens, is kept with probability (1 + ρ)/2 and otherwise "
-        "drawn uniformly from the vocabulary (Noise Stability of Transformer Models, Eq. 7). "
-        "Score: cosine of both outputs; 95 % intervals over the texts."
+        "Each token that is not special is kept with probability (1 + ρ)/2, else drawn uniformly "
+        "(Noise Stability of Transformer Models, Eq. 7). Score: cosine of outputs, 95 % intervals."
     )
     what = "probabilities" if model.labels else "embedding"
     title = f"{_name(flags)}: stability of the {what}, {len(texts)} texts"
@@ -261,25 +256,20 @@ def influence(flags: argparse.Namespace) -> Page:
     if any(map(is_blank, strings(text))):
         raise ValueError("SENTENCE must not be empty")
     model = read_model(flags)
-    measured = model.influence(text)
-    words, layers, means = measured.tokens, measured.layers, measured.mean
-    toward, label = measured.toward, measured.label
+    words, layers, means, errors, label, toward = model.influence(text)
     shares = means / np.maximum(means.max(axis=1, keepdims=True), 1e-30)
     rows, table = [], []
     for at, word in enumerate(words):
         table.append({"token": word})
         signed = "" if toward is None else float(f"{toward[at]:.4g}")
-        for name, mean, error in zip(
-            layers, means[:, at], measured.standard_error[:, at], strict=True
-        ):
+        for name, mean, error in zip(layers, means[:, at], errors[:, at], strict=True):
+            table[-1][name] = f"{mean:.4g} ± {error:.2g}"
             numbers = {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
-            table[-1][name] = " ± ".join(map(str, numbers.values()))
             place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
             rows.append({**place, **numbers, "toward": signed})
-        table[-1] |= {} if label is None else {f"toward {label}": signed}
-    last, sign = shares[-1], "-"
-    if toward is not None:
-        last, sign = np.copysign(last, toward), "+"
+        table[-1] |= {} if toward is None else {f"toward {label}": f"{signed:+.3g}"}
+    last = shares[-1] if toward is None else np.copysign(shares[-1], toward)
+    sign = "-" if toward is None else "+"
     named = [f"{word} ({share:{sign}.2f})" for word, share in zip(words, last, strict=True)]
     kind = "score" if len(model.labels) == 1 else "predicted label"
     said = [] if label is None else [f"{kind} {label}:"]
@@ -292,14 +282,12 @@ def influence(flags: argparse.Namespace) -> Page:
         axes.figure.colorbar(picture, label="influence / largest of the column")
 
     note = (
-        "Influence of a token on the direction of a layer's pooled hidden state"
-        f"{' or on the output' if model.labels else ''}: norm of the derivative with respect "
-        "to the token's embedding, times the embeddings' RMS norm; mean over "
-        "16 noisy copies at 20 dB ± standard error (Noise Stability of "
-        "Transformer Models, section 3)."
+        "Influence: norm of the derivative of a layer's pooled state, scaled to norm 1, or of the "
+        "output, by a token's embedding, times the embeddings' RMS norm; mean over 16 noisy copies "
+        "at 20 dB ± standard error (Noise Stability of Transformer Models, section 3)."
     )
     if label is not None:
         what = "score" if kind == "score" else "log-probability"
         note += f" Toward: derivative of the {what} along the embedding; + speaks for the label."
-    title = " ".join([f"{_name(flags)}: influence of tokens", *said]).removesuffix(":")
+    title = ", ".join([f"{_name(flags)}: influence of tokens", *said]).removesuffix(":")
     return Page(title, rows, draw, note, table)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,16 @@ class TextModel:
             texts = list(map(self.pooling.prepare, texts))
         return encode_texts(texts, self.vocabulary, max_length=longest)
 
+    def pool(self, hidden: Array, mask: Array) -> Float[Array, "batch outputs"]:
+        """Returns the texts' embeddings, scaled to norm 1, from a layer's output."""
+        skip = 0  # tokens of the prompt
+        if self.pooling.prompt and not self.pooling.include_prompt:
+            tokenizer = text_tokenizer(self.vocabulary)
+            prompt, special = (tokenizer.encode(text).ids for text in (self.pooling.prompt, ""))
+            skip = len(prompt) - (prompt[-1] in special)  # a final special token follows the text
+        pooled = self.pooling(hidden, mask, skip=skip)
+        return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
+
     def outputs(
         self, texts: Sequence[Any], corruption: str = "clean", level: float = 0.0
     ) -> Float[np.ndarray, "texts outputs"]:
@@ -147,7 +158,8 @@ class TextModel:
         samples = add_noise(keys, copies, mask, jnp.float32(_DRAWS_DB))
         # Relative changes are comparable between models.
         scale = float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
-        each = scale * self.slopes(ids, samples, jax.random.split(directions, _DRAWS))
+        slopes = self.slopes(ids, samples, jax.random.split(directions, _DRAWS))
+        each = scale * _finite(slopes)
         label, toward = None, None
         if self.labels:
             best = int(self.outputs([text])[0].argmax())
@@ -198,13 +210,7 @@ class NativeModel(TextModel):
         if self.labels and layer is None:
             logits = self.apply(params, hidden, mask, method="classify")
             return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
-        skip = 0  # tokens of the prompt
-        if self.pooling.prompt and not self.pooling.include_prompt:
-            tokenizer = text_tokenizer(self.vocabulary)
-            prompt, special = (tokenizer.encode(text).ids for text in (self.pooling.prompt, ""))
-            skip = len(prompt) - (prompt[-1] in special)  # a final special token follows the text
-        pooled = self.pooling(hidden, mask, skip=skip)
-        return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
+        return self.pool(hidden, mask)
 
     def _batch(self, corruption: str, params: Params, batch: Any, level: Array) -> Array:
         embed = partial(self.apply, params, method="embed_tokens")
@@ -232,10 +238,7 @@ class NativeModel(TextModel):
         def measure(params: Params, sample: Array, key: Array, layer: Array | None) -> Array:
             def outputs(x: Array) -> Array:
                 embeddings = self.apply(params, x[None], types, method="embed")
-                values = self.output(params, embeddings, mask, types, layer)[0]
-                # The directions differ between copies, so that the errors include theirs.
-                signs = jax.random.rademacher(key, (_PROJECTIONS, len(values))) / _PROJECTIONS**0.5
-                return signs @ values if len(values) > _PROJECTIONS else values
+                return projected(self.output(params, embeddings, mask, types, layer)[0], key)
 
             return geometric_influence(outputs, sample[None], per_token=True)
 
@@ -260,9 +263,30 @@ class NativeModel(TextModel):
         return np.stack([measure(self.params, sample) for sample in samples])
 
 
-def load_text_model(name: str | os.PathLike[str]) -> TextModel:
-    """Returns the model of a folder, or of a name on the Hugging Face hub."""
-    return NativeModel(name)
+def load_text_model(
+    name: str | os.PathLike[str], *, revision: str | None = None, **options: Any
+) -> TextModel:
+    """Returns the model of a folder, or of a name on the Hugging Face hub.
+
+    A saved `Classifier` and what `load_pretrained` reads run in JAX, other models in PyTorch with
+    the extra `torch` and the options of `hopfax.torch_model.TorchModel`; both on `device`.
+    """
+    try:
+        model = NativeModel(model_folder(name, revision))
+        if device := options.get("device"):
+            model.params = jax.device_put(model.params, jax.devices(device)[0])
+        return model
+    except RuntimeError as error:  # of `devices`; it lists those of this machine
+        raise ValueError(f"device: {error}") from None
+    except (FileNotFoundError, ValueError) as error:
+        # Not supported: a family, a setting or the format. All other errors are of broken files.
+        if not re.search(r"config\.json: |has no model\.safetensors", str(error)):
+            raise
+        reason = error
+    try:  # by name: that module imports this one
+        return optional_import("hopfax.torch_model").TorchModel(name, revision=revision, **options)
+    except ModuleNotFoundError as error:
+        raise type(reason)(f"{reason}; PyTorch can load more models, but {error}") from None
 
 
 def _call_causal(model: Pretrained, params: Params, *inputs: Any, method: str) -> Any:
@@ -272,6 +296,15 @@ def _call_causal(model: Pretrained, params: Params, *inputs: Any, method: str) -
     if method == "hidden_states":
         return model.forward(*inputs[:2], params=params).hidden_states[1:]
     return inputs[0]  # there are no token types, and `embed` changes nothing
+
+
+def projected(values: Float[Array, " outputs"], key: Array) -> Float[Array, " directions"]:
+    """Returns an output's coordinates in random directions, or all if they are few."""
+    if len(values) <= _PROJECTIONS:
+        return values
+    # The directions differ between copies, so that the errors include theirs.
+    signs = jax.random.rademacher(key, (_PROJECTIONS, len(values))) / _PROJECTIONS**0.5
+    return signs @ values
 
 
 def _finite(values: Any) -> np.ndarray:

@@ -36,6 +36,7 @@ ALLOWED = {
     "hopfax.train": "checks cpu hopfield nn data text",
     "hopfax.classifier": "nn train data hub",
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
+    "hopfax.torch_model": "text_model data hub",
     "hopfax.measure": "train data text text_model",
     "hopfax.command": "hopfax data hub measure",
 }
@@ -127,7 +128,11 @@ def test_only_settled_parts_of_nnx_are_used_and_one_file_takes_modules_apart():
 @pytest.mark.parametrize("path", FILES, ids=short)
 def test_heavy_and_unsafe_packages_are_never_imported(path):
     known = {name.split(".")[0] for name in imports(path)}
-    allowed = {"torch"} if path.is_relative_to(ROOT / "experiments" / "benchmarks") else set()
+    allowed = (
+        {"torch", "transformers"}
+        if path.is_relative_to(ROOT / "experiments" / "benchmarks")
+        else set()
+    )
     assert not known & (FOREIGN - allowed)
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":

@@ -33,7 +33,7 @@ from experiments.rundir import open_run, write_whole
 PACKAGE = "experiments.benchmarks"
 CASES = (
     "train_step", "evaluation", "retrieval", "stability", "memory", "denoise",
-    "pretrained", "command", "calls",
+    "pretrained", "command", "calls", "decoding",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
 SECONDS = 20.0  # for the rounds of a setting

@@ -322,3 +322,34 @@ def synchronized(output: Any) -> Any:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return output
+
+
+def beam_search(
+    folder: str, noisy: np.ndarray, sigma: float, start: int, *, beam: int = 16, count: int = 256
+) -> Callable[[], Tensor]:
+    """Beam search over the `count` nearest tokens of each noisy vector, (texts, tokens)."""
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval()
+    table, x = model.get_input_embeddings().weight.detach(), on_device(noisy)
+    norms = table.square().sum(1) / 2
+
+    @torch.no_grad()
+    def search() -> Tensor:
+        fit, near = ((x @ table.T - norms) / sigma**2).topk(count, -1)
+        texts, cache = len(x), DynamicCache()
+        last, scores = torch.full((texts, 1), start, device=DEVICE), x.new_zeros(texts, 1)
+        found = last[:, :, None][:, :, :0]
+        for place in range(x.shape[1]):
+            output = model(last.reshape(-1, 1), past_key_values=cache, use_cache=True)
+            log_probs = output.logits[:, -1].log_softmax(-1).view(texts, scores.shape[1], -1)
+            allowed = near[:, None, place].expand(-1, scores.shape[1], -1)
+            every = scores[..., None] + log_probs.gather(2, allowed) + fit[:, None, place]
+            scores, choice = every.flatten(1).topk(min(beam, every[0].numel()), 1)
+            parent, last = choice // count, near[:, place].gather(1, choice % count)
+            rows = torch.arange(texts, device=DEVICE)[:, None]
+            cache.reorder_cache((rows * every.shape[1] + parent).flatten())
+            found = torch.cat([found[rows, parent], last[..., None]], 2)
+        return found[:, 0]
+
+    return search

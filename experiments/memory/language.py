@@ -11,10 +11,11 @@ earlier script recovered 84, 88 and 94 % (nearest, frequencies, beam) at -12 dB.
 
 Texts are the first 28 tokens of longer ones, without special tokens; noise is added to the model's
 embeddings. Frequencies and bigrams are those of the task's training texts; 16 texts of MRPC's chose
-the mixture. "Blind" methods do not know the noise level; the others do. Intervals are bootstrap
-intervals over texts of the mean over draws, for perplexity of the geometric mean. The Shannon limit
-of a prior is that of its bits per token. Perplexity is the model's own, of the true tokens, given
-the returned vectors.
+the mixture. "Blind" methods do not know the noise level; the others do. "Language model and
+bigrams": the beam keeps the prefixes that are best with what the bigrams say of the tokens after
+them. Intervals are bootstrap intervals over texts of the mean over draws, for perplexity of the
+geometric mean. The Shannon limit of a prior is that of its bits per token. Perplexity is the
+model's own, of the true tokens, given the returned vectors.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -46,13 +46,16 @@ from hopfax.nn import Pretrained, language_prior, recall_text
 REPRODUCES = "Not in the papers: a language model as prior"
 NUM_TOKENS = 28
 NUM_TRAINING = 3000  # texts from which frequencies and bigrams are counted
-BATCH = 8  # texts decoded at a time
+BATCH = 24  # texts decoded at a time
 DISCOUNT = 0.75  # of the bigrams
-NUM_CANDIDATES = 64  # of a token in the chain of bigrams
+NUM_CANDIDATES = 256  # of a token, also in the chain of bigrams
 MIXTURE = 0.1  # share of the frequencies in the language model's prior
 BREAK = "<|endoftext|>"  # before a text, where the vocabulary has it
-Method = Literal["nearest", "unigram", "bigram", "greedy", "beam", "unigram-blind", "beam-blind"]
+Method = Literal[
+    "nearest", "unigram", "bigram", "greedy", "beam", "both", "unigram-blind", "beam-blind"
+]
 METHODS: tuple[Method, ...] = get_args(Method)
+READ = ("unigram", "beam", "both")  # decoders whose tokens the model reads
 GOAL = 95.0  # percent of the tokens
 TITLES = {
     "nearest": "nearest token",
@@ -60,12 +63,15 @@ TITLES = {
     "bigram": "bigrams",
     "greedy": "language model, greedy",
     "beam": "language model, beam",
+    "both": "language model and bigrams, beam",
     "unigram-blind": "frequencies, blind",
     "beam-blind": "language model, beam, blind",
     "wikitext2": "WikiText-2",
     **pipeline.TITLES,
 }
-LIMITS = {"unigram": "unigram", "bigram": "bigram", "greedy": "beam", "beam": "beam"}
+LIMITS = {
+    "unigram": "unigram", "bigram": "bigram", "greedy": "beam", "beam": "beam", "both": "beam",
+}  # fmt: skip
 
 
 class Budget(NamedTuple):
@@ -118,7 +124,7 @@ def run(config: Config) -> Path:
     model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
     if not is_causal(model):
         raise ValueError(f"--pretrained must be a causal model, got {config.pretrained}")
-    cases, jobs = [*product(config.protocols, budget.snr_db)], []
+    jobs = []
     start = tokens.tokens.index(BREAK) if BREAK in tokens.tokens else None
     for task in config.task:
         training, tested = (encoded(texts, tokens) for texts in texts_of(task, config.data_dir))
@@ -126,8 +132,10 @@ def run(config: Config) -> Path:
         if len(tested) < budget.num_texts:
             raise ValueError(f"--num-texts must be at most {len(tested)}, got {budget.num_texts}")
         ids = np.array(evenly_spaced(tested, budget.num_texts))
-        inputs = model, start, training, ids, cases, config.method, budget
-        jobs.append(Job(TITLES[task], partial(measure, task, *inputs)))
+        inputs = model, start, training, ids, config.method, budget
+        for protocol in ("clean", *config.protocols):
+            title = f"{TITLES[task]}, {protocol}"
+            jobs.append(Job(title, partial(measure, task, protocol, *inputs)))
     plan = {"weights": weights_digest(config.pretrained)}
     return fill("memory-language", config, jobs, page, plan=plan)
 
@@ -153,11 +161,11 @@ def encoded(texts: Sequence[str], tokens: Any) -> list[list[int]]:
 
 
 def measure(
-    task: str, model: Pretrained, start: int | None, training: Sequence[list[int]],
-    ids: np.ndarray, cases: Sequence[tuple[str, float]], methods: Sequence[str], budget: Budget,
+    task: str, protocol: str, model: Pretrained, start: int | None,
+    training: Sequence[list[int]], ids: np.ndarray, methods: Sequence[str], budget: Budget,
     on_progress: Callable[..., None],
 ) -> dict[str, pd.DataFrame]:  # fmt: skip
-    """Returns results.csv of a task: every method under every protocol and SNR."""
+    """Returns results.csv of a task: every method at every SNR of a protocol, or without noise."""
     table = np.asarray(model.embed(jnp.arange(len(model.table))[None])[0], np.float32)
     texts = [np.array(text) for text in training]
     log_prior = pipeline.prior(texts, len(table))
@@ -165,24 +173,27 @@ def measure(
     search = {"model": model, "start": start, "log_prior": jnp.asarray(log_prior)}
     decode = decoder(search, jnp.asarray(table), bigrams, methods, budget.beam)
     read = partial(reading, model, start)
-    rows = [
-        {**pipeline.condition(name), "metric": "bits", "seed": 0, "score": bits}
-        for name, bits in bits_of(search, bigrams, ids).items()
-    ]
-    rows += in_rows("clean", "", np.nan, read(table[ids], ids))
-    for done, (protocol, snr_db) in enumerate(cases, 1):
+    rows = []
+    if protocol == "clean":
+        rows += in_rows("clean", "", np.nan, read(table[ids], ids))
+        rows += [
+            {**pipeline.condition(name), "metric": "bits", "seed": 0, "score": bits}
+            for name, bits in bits_of(search, bigrams, ids).items()
+        ]
+    for done, snr_db in enumerate(budget.snr_db if protocol != "clean" else (), 1):
         measured: dict[str, list[dict[str, np.ndarray]]] = {}
         for seed in range(budget.num_draws):
             noisy, sigma = pipeline.add_noise([*table[ids]], snr_db, protocol=protocol, seed=seed)
             noisy, sigma = noisy.reshape(*ids.shape, -1), sigma.reshape(ids.shape)
             measured.setdefault("none", []).append(read(noisy, ids))
             for name, tokens in decode(noisy, sigma).items():
-                values = {"recovered": 100.0 * (tokens == ids), **read(table[tokens], ids)}
+                values = {"recovered": 100.0 * (tokens == ids)}
+                values |= read(table[tokens], ids) if name in READ else {}
                 measured.setdefault(name, []).append(values)
         for name, draws in measured.items():
             values = {metric: np.stack([each[metric] for each in draws]) for metric in draws[0]}
             rows += in_rows(name, protocol, snr_db, values)
-        on_progress(done / len(cases))
+        on_progress(done / len(budget.snr_db))
     return {"results": pd.DataFrame(rows).assign(task=task, width=table.shape[1])}
 
 
@@ -224,12 +235,35 @@ def decoder(
         names = {"nearest": index(None), "unigram-blind": index(log_prior)}
         return {**names, "unigram": index(log_prior, sigma), "bigram": likely}
 
-    def chain(likely: hopfield.Candidates, shape: tuple[int, ...]) -> np.ndarray:
-        index, likelihood = (np.reshape(part, (*shape, -1)) for part in likely)
+    def chain(index: np.ndarray, likelihood: np.ndarray, steps: list[np.ndarray]) -> np.ndarray:
+        likelihood = likelihood.copy()
         likelihood[:, 0] += np.asarray(log_prior)[index[:, 0]]
-        steps = [priors.log_bigrams(bigrams, x[:-1, :, None], x[1:, None]) for x in index]
-        best = priors.over_chains([*likelihood], steps).argmax(1).reshape(*shape, 1)
-        return np.take_along_axis(index, best, axis=2)[..., 0]
+        best = priors.over_chains([*likelihood], steps).argmax(1)
+        return np.take_along_axis(index, best.reshape(*index.shape[:2], 1), axis=2)[..., 0]
+
+    @jax.jit
+    def steered(params: Any, *texts: jax.Array) -> jax.Array:
+        options = {"num_tokens": texts[0].shape[1], "mixture": MIXTURE, "params": params}
+        step, cache = language_prior(**search, **options)
+
+        def one(x: jax.Array, sigma: jax.Array, index: jax.Array, *chained: jax.Array) -> jax.Array:
+            places = jnp.arange(len(x))
+            ahead = priors.look_ahead(*chained)
+            ahead = jnp.zeros((len(x), len(table))).at[places[:, None], index].set(ahead)
+
+            def steer(state: Any, token: jax.Array) -> Any:
+                cache, place = state
+                cache, log_probs = step(cache, token)
+                # The terms cancel in a text's sum: they decide what the beam keeps.
+                behind = jnp.where(place > 0, ahead[place - 1, token], 0)
+                return (cache, place + 1), log_probs + ahead[place] - behind
+
+            return hopfield.beam_decode(
+                x, table, steer, (cache, 0), sigma=sigma, beam=beam,
+                num_candidates=len(index[0]), log_prior=log_prior,
+            ).index  # fmt: skip
+
+        return jax.vmap(one)(*texts)
 
     def texts(width: int, noisy: np.ndarray, sigma: np.ndarray, *, blind: bool) -> np.ndarray:
         def find(x: np.ndarray, s: np.ndarray) -> jax.Array:
@@ -241,7 +275,17 @@ def decoder(
     def decode(noisy: np.ndarray, sigma: np.ndarray) -> dict[str, np.ndarray]:
         flat = noisy.reshape(-1, noisy.shape[-1]), sigma.ravel()
         found = pipeline.in_batches(alone, *flat, 256)
-        found["bigram"] = chain(found["bigram"], sigma.shape)
+        index, likelihood = (np.reshape(part, (*sigma.shape, -1)) for part in found["bigram"])
+        steps = [priors.log_bigrams(bigrams, x[:-1, :, None], x[1:, None]) for x in index]
+        found["bigram"] = chain(index, likelihood, steps)
+        if "both" in methods:
+            parts = noisy, sigma, index, likelihood, np.stack(steps)
+            found["both"] = np.concatenate(
+                [
+                    steered(search["model"].params, *(part[rows] for part in parts))
+                    for rows in pipeline.batches(len(noisy), BATCH)
+                ]
+            )[: len(noisy)]
         for name, width in (("greedy", 1), ("beam", beam), ("beam-blind", beam)):
             if name in methods:
                 found[name] = texts(width, noisy, sigma, blind=name.endswith("blind"))
@@ -311,7 +355,7 @@ def page(folder: Path) -> Page:
         lines.append([title, *ends])
     drawn = tokens.assign(limit=[limits[task, "beam"] for task in tokens.task])
     head = ["", f"{GOAL:g} % recovered", "Shannon limit", "distance"]
-    read = means[(means.metric != "recovered") & means.model.isin(["none", "unigram", "beam"])]
+    read = means[(means.metric != "recovered") & means.model.isin(["none", *READ])]
     pictures = {
         name: report.facets(title, rows, x="snr_db", col="protocol", row="task", titles=TITLES,
                             xlabel=SNR, ylabel=label)

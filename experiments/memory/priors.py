@@ -75,6 +75,20 @@ def marginals(likelihood: jax.Array, transition: jax.Array, mask: jax.Array) -> 
     return jax.grad(log_normalizer)(likelihood)
 
 
+def look_ahead(likelihood: jax.Array, transition: jax.Array) -> jax.Array:
+    r"""Returns $\log p(x_{i+1}, \ldots | s_i)$ of each position and state, up to constants."""
+
+    def step(later: jax.Array, each: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        likelihood, transition = each
+        ahead = jax.nn.logsumexp(transition + likelihood + later, axis=1)
+        return ahead - ahead.max(), later
+
+    first, rest = jax.lax.scan(
+        step, jnp.zeros_like(likelihood[0]), (likelihood[1:], transition), reverse=True
+    )
+    return jnp.concatenate([first[None], rest])
+
+
 _marginals = jax.jit(jax.vmap(marginals))
 
 

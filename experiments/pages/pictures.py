@@ -11,7 +11,7 @@ import pandas as pd
 from experiments import figures, gaussian, tidy
 from experiments.memory import language
 from experiments.noise_stability import influence, theory
-from experiments.pages.tables import rows_of, table
+from experiments.pages.tables import MODELS, rows_of, table
 from experiments.pages.values import claims, frame, runs, scores, shannon, smoothed, value
 from experiments.paper import paper_score
 from experiments.robertha import norms
@@ -167,11 +167,17 @@ def noise_stability_theory() -> Figure:
 
 @drawn
 def noise_stability_influence() -> Figure:
-    """Influence of each position on the output, with trained and with random weights."""
-    rows = tidy.select(rows_of("influence", "minilm"), metric="relative influence")
-    return figures.facets(
-        influence.curves(rows), x="level", hue="weights", col="corruption", titles=TITLES,
-        xlabel="position of the token", ylabel="influence / mean over positions", least_range=1.0,
+    """Influence of each position on each layer; in MiniLM's random weights, the mean's."""
+    rows = pd.concat(map(rows_of, ["influence"] * 2, reversed(MODELS)))
+    rows = influence.with_weights(rows[rows.metric.str.startswith(influence.BAND)])
+    rows = rows[rows.site == "states"].rename(columns={"score": "mean"})
+    rows["band"] = rows.metric.str.removeprefix(influence.BAND).astype(int) * 100 / influence.BANDS
+    rows["depth"] = 100 * rows.level / rows.groupby("run")["level"].transform("max")
+    rows["of"] = rows.run.map(MODELS) + "\n" + rows.weights
+    rows = rows[rows.of != "MiniLM\nrandom"]
+    return figures.heat(
+        rows, x="band", y="depth", row="of", col="corruption", xlabel="position, %",
+        ylabel="depth, %", label="influence / mean over positions",
     )  # fmt: skip
 
 

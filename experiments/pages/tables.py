@@ -84,7 +84,7 @@ def mechanism() -> pd.DataFrame:
     return pd.concat(parts).replace({"verdict": WORDS})
 
 
-MODELS = ("minilm", "smollm2")  # whose influence was measured
+MODELS = {"minilm": "MiniLM", "smollm2": "SmolLM2"}  # whose influence was measured
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "mechanism": mechanism,
     "theory": lambda: rows_of("theory"),
@@ -93,6 +93,9 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "juntas": lambda: influence.juntas(rows_of("influence", "minilm")),
     "influential": lambda: pd.concat(
         influence.influential(rows_of("influence", run)).assign(run=run) for run in MODELS
+    ),
+    "influence": lambda: pd.concat(
+        influence.claims(rows_of("influence", run)).assign(run=run) for run in MODELS
     ),
     "raised layers": raised_layers,
     "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),

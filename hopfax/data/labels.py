@@ -71,7 +71,7 @@ def parse_label_map(text: str) -> dict[str, str]:
     """Returns the `label_map` of a flag's text; entries with a comma are quoted as in a CSV file.
 
     Raises:
-        argparse.ArgumentTypeError: An entry is not VALUE=LABEL, or a value is there twice.
+        argparse.ArgumentTypeError: An entry is not VALUE=LABEL, or a value appears twice.
 
     Example:
         >>> from hopfax.data.labels import parse_label_map
@@ -81,6 +81,5 @@ def parse_label_map(text: str) -> dict[str, str]:
     entries = next(csv.reader([" ".join(text.splitlines())], skipinitialspace=True), [])
     pairs = [[part.strip() for part in entry.rpartition("=")[::2]] for entry in entries]
     if not pairs or not all(map(all, pairs)) or len(dict(pairs)) < len(pairs):
-        allowed = "VALUE=LABEL,VALUE=LABEL with different values"
-        raise argparse.ArgumentTypeError(f"must be {allowed}, got {text:.200}")
+        raise argparse.ArgumentTypeError(f"must be VALUE=LABEL,VALUE=LABEL, got {text:.200}")
     return dict(pairs)

@@ -127,9 +127,7 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
         yield number, line.removesuffix("\r")
 
 
-def json_rows(
-    path: Path | str, lines: Iterable[tuple[int, str]]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(path: Path | str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
     """Yields the objects of the lines of a JSONL file; lines may be blank."""
     for number, line in lines:
         try:

@@ -127,9 +127,8 @@ def read_table(
     array of objects, or one object a line. Rows without a text are skipped. A cell has any length.
 
     Args:
-        path: A file that ends in `.csv`, `.tsv`, `.txt`, `.jsonl` or `.json`, perhaps followed by
-            `.gz`; `"-"` for standard input. The text is in UTF-8, in UTF-16 with a byte-order mark,
-            or else in Latin-1 (Windows-1252).
+        path: A `.csv`, `.tsv`, `.txt`, `.jsonl` or `.json` file, perhaps with `.gz`, or `"-"` for
+            standard input; in UTF-8, UTF-16 with a byte-order mark, or else Latin-1 (Windows-1252).
         text: Column of the texts; in JSON, `a.b` is the key `b` of the object `a`.
         pair: Column of the second texts of pairs.
         label: Column of the labels.
@@ -151,13 +150,12 @@ def read_table(
         >>> texts, labels, table.notes
         (['good; long', 'dull'], [4, 1], ("separator ';'", 'UTF-8', 'skipped rows without text: 1'))
     """
-    name, ending, content, encoding = _read(path)
+    name, content, encoding = _read(path)
     columns, skipped = [text, *([pair] if pair else []), label], 0
-    is_json = ending in (".json", ".jsonl")
-    if is_json or (ending in (".txt", "") and content.lstrip().startswith(("{", "["))):
-        is_json, kind, rows = True, "JSON", _json_rows(name, content)
+    if is_json := content.lstrip().startswith(("{", "[")):
+        kind, rows = "JSON", _json_rows(name, content)
     else:
-        kind, skipped, rows = _table_rows(name, content, columns, ending)
+        kind, skipped, rows = _table_rows(name, content, columns)
     texts, labels = [], []
     for place, row in rows:
         where = f"{name}, {place}"
@@ -188,10 +186,10 @@ def read_table(
     return table
 
 
-def _read(path: str | os.PathLike) -> tuple[str, str, str, str]:
-    """Returns the name, the ending in lower case, the content and the name of its encoding."""
+def _read(path: str | os.PathLike) -> tuple[str, str, str]:
+    """Returns the name of a file, its content and the name of its encoding."""
     if os.fspath(path) == "-":
-        name, ending, data = "standard input", "", sys.stdin.buffer.read()
+        name, data = "standard input", sys.stdin.buffer.read()
     else:
         path = local_path(path)
         name, ending = str(path), Path(path.name.lower().removesuffix(".gz")).suffix
@@ -210,39 +208,34 @@ def _read(path: str | os.PathLike) -> tuple[str, str, str, str]:
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{name} is not a complete gzip file: {error}") from None
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = "UTF-16" if wide else "UTF-8"
     try:
-        text = data.decode("utf-16" if wide else "utf-8-sig")
+        text, encoding = data.decode("utf-16" if wide else "utf-8-sig"), f"UTF-{16 if wide else 8}"
     except UnicodeDecodeError as error:
         byte = f"{data[error.start]:#04x} at {error.start}"
         text, encoding = data.decode("cp1252", "replace"), f"Latin-1, as byte {byte} is not UTF-8"
     if "\0" in text:
         raise ValueError(f"{name} is not text, or in UTF-16 without a byte-order mark")
-    return name, ending, text, encoding
+    return name, text, encoding
 
 
 def _json_rows(name: str, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the objects of an array, or of lines, with their places."""
-    if not text.lstrip().startswith("["):
-        for number, row in json_rows(name, numbered_lines(text)):
-            yield f"line {number}", row
-        return
-    try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: not JSON ({error})") from None
-    for number, row in enumerate(rows, start=1):
+    unit, rows = "line", json_rows(name, numbered_lines(text))
+    if text.lstrip().startswith("["):
+        try:
+            unit, rows = "row", enumerate(json.loads(text), start=1)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name}: not JSON ({error})") from None
+    for number, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{name}, row {number}: expected an object, got {reprlib.repr(row)}")
-        yield f"row {number}", row
+        yield f"{unit} {number}", row
 
 
-def _table_rows(
-    name: str, text: str, columns: Sequence[str], ending: str
-) -> tuple[str, int, Iterator[tuple[str, Any]]]:
+def _table_rows(name: str, text: str, columns: Sequence[str]) -> tuple[str, int, Iterator[Any]]:
     """Returns the separator, the number of empty rows, and the others by column, with places."""
     headers = {}
-    for each in "\t,;|" if ending == ".tsv" else ",;\t|":
+    for each in ",;\t|":
         lines = csv.reader(io.StringIO(text[:100_000], newline=""), delimiter=each)
         header = next((cells for cells in lines if not all(map(is_blank, cells))), [])
         headers[each] = [cell.strip() for cell in header]

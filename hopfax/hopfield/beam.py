@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count, check_shapes, full_mask, is_tracing, real_type
-from hopfax.hopfield.denoise import Sigma, candidates, check_values
+from hopfax.hopfield.denoise import LogPrior, Sigma, candidates, check_values
 from hopfax.hopfield.retrieval import Patterns
 
 State = TypeVar("State")
@@ -35,6 +35,7 @@ def beam_decode(
     sigma: Sigma | Float[Array, " tokens"] = None,
     beam: int = 16,
     num_candidates: int = 256,
+    log_prior: LogPrior = None,
     mask: Bool[Array, " tokens"] | None = None,
 ) -> Decoded:
     r"""Returns the sequence of patterns that maximizes prior times likelihood, by beam search.
@@ -43,9 +44,11 @@ def beam_decode(
 
     $$\sum_t \log p(v_t | v_1, \ldots, v_{t-1}) - \frac{\|x_t - e_{v_t}\|^2}{2 \sigma^2}$$
 
-    over the patterns nearest to each $x_t$. With a prior that ignores context, each token is the
-    `index` of `denoise`, if that is among its candidates. Overconfident priors propagate errors:
-    mix them with frequencies, see `hopfax.nn.recall_text`.
+    over the likeliest patterns of each $x_t$ alone. With a prior that ignores context, each token
+    is the `index` of `denoise`, if that is among its candidates. Overconfident priors propagate
+    errors: mix them with frequencies, see `hopfax.nn.recall_text`. A `step` that adds
+    $h_t(v_t) - h_{t-1}(v_{t-1})$ steers the search by what $h$ knows of later tokens; the sum
+    stays the same if $h$ is 0 at the end.
 
     Args:
         noisy: One noisy pattern a row, at least one.
@@ -58,6 +61,8 @@ def beam_decode(
             token; None integrates it out for each token, as in `denoise`.
         beam: Number of sequences kept, >= 1. A beam of 1 is greedy.
         num_candidates: Candidates of each token, >= 1; all patterns, if there are fewer.
+        log_prior: Log-probabilities of the patterns without context, such as their frequencies:
+            they rank the candidates, and -inf excludes a pattern. None for uniform.
         mask: True where a token is real; None means all. Padding must come last.
 
     Returns:
@@ -86,7 +91,7 @@ def beam_decode(
     check_shapes(noisy=(noisy, "tokens width"), patterns=(patterns, "patterns width"))
     if not len(noisy):
         raise ValueError(f"noisy must have one or more tokens, got shape {noisy.shape}")
-    check_values(sigma=sigma)
+    check_values(sigma=sigma, log_prior=log_prior)
     check_count(1, beam=beam)
     check_count(1, num_candidates=num_candidates)
     num_candidates = min(num_candidates, len(patterns))
@@ -97,7 +102,7 @@ def beam_decode(
         least = jnp.finfo(dtype).tiny ** 0.4  # as in `candidates`
         sigma = jnp.where(real, jnp.asarray(sigma, dtype), 1)
         sigma = jnp.where(sigma > 0, jnp.clip(sigma, least, 1 / least), jnp.nan)
-    options = {"patterns": patterns, "count": num_candidates}
+    options = {"patterns": patterns, "count": num_candidates, "log_prior": log_prior}
     index, likelihood = jax.vmap(lambda x, s: candidates(x, sigma=s, **options))(noisy, sigma)
     if sigma is not None:  # what `candidates` leaves out
         likelihood -= 0.5 * jnp.sum(jnp.square(noisy / sigma[:, None]), axis=1, keepdims=True)

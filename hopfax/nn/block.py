@@ -58,7 +58,7 @@ def gelu(x: Array) -> Array:
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": gelu, "gelu_new": jax.nn.gelu, "gelu_pytorch_tanh": jax.nn.gelu, "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
+    "silu": jax.nn.silu, "tanh": jnp.tanh,
 }  # fmt: skip
 
 

@@ -1,11 +1,12 @@
-"""GPT-2, Gemma-2 and Llama as pure functions of their parameters, for one sequence.
+"""GPT-2, Gemma-2 and Llama's family as pure functions of their parameters, for one sequence.
 
 Parameters are nested dicts; those of all layers are stacked along the first axis. Weights are
 (inputs, outputs).
 
 References:
     Radford et al. (2019), Language Models are Unsupervised Multitask Learners; Gemma Team (2024),
-    Gemma 2; Touvron et al. (2023), LLaMA.
+    Gemma 2; Touvron et al. (2023), LLaMA; Jiang et al. (2023), Mistral 7B; Qwen Team (2024, 2025),
+    Qwen2 and Qwen3.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,10 @@ class Cache(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a model computes for one text, or for one token after those of a cache."""
+    """What a model computes for one text, or for one token after those of a cache.
+
+    The output is the logits of the next token, or, with a classifier, of the classes.
+    """
 
     output: Float[Array, "tokens outputs"]
     hidden_states: Float[Array, "states tokens width"]
@@ -68,15 +72,15 @@ def gpt2(config: Settings) -> Forward:
         def block(x: Array, p: Params, _: None, seen: Any) -> Layer:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
-            keys, values = _append(seen, places, keys, values)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
+            read = _append(seen, places, keys, values)
+            mixed, weights = _attend(query, *read, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
             return x + _linear(p["ff_out"], hidden), weights, mixed, keys, values
 
         final = partial(norm, params["norm"])
         states, *parts = _run_layers(block, x, params["layers"], cache, final=final)
-        return Output(states[-1] @ params["tokens"]["embedding"].T, states, *parts)
+        return Output(states[-1] @ _head(params), states, *parts)
 
     return forward
 
@@ -89,7 +93,7 @@ def gemma2(config: Settings) -> Forward:
     rotate = partial(_rotate, theta=_rope_theta(config))
     scale = config["query_pre_attn_scalar"] ** -0.5
     cap, final_cap = (config.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
-    windows = _windows(config)
+    windows = _windows(config, lambda layer: layer % 2 == 0)
 
     def forward(
         params: Params, embeddings: Array, mask: Array, cache: Cache | None = None
@@ -102,9 +106,9 @@ def gemma2(config: Settings) -> Forward:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             allowed = causal & (distances < window)
-            query = rotate(query, places)
-            keys, values = _append(seen, places, rotate(keys, places), values)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale, cap=cap)
+            query, keys = rotate(query, places), rotate(keys, places)
+            read = _append(seen, places, keys, values)
+            mixed, weights = _attend(query, *read, allowed, scale=scale, cap=cap)
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
@@ -113,47 +117,67 @@ def gemma2(config: Settings) -> Forward:
 
         final, layers = partial(norm, params["norm"]), params["layers"]
         states, *parts = _run_layers(block, embeddings, layers, cache, windows, final=final)
-        logits = states[-1] @ params["tokens"]["embedding"].T
-        return Output(_soft_cap(logits, final_cap), states, *parts)
+        cap_of_head = None if "score" in params else final_cap
+        return Output(_soft_cap(states[-1] @ _head(params), cap_of_head), states, *parts)
 
     return forward
 
 
 def llama(config: Settings) -> Forward:
-    """Llama: RMS norms, rotary positions, a gated feed-forward; the output may have a matrix."""
+    """Llama: RMS norms, rotary positions, a gated feed-forward; the output may have a matrix.
+
+    Qwen2 has biases of queries, keys and values, Qwen3 norms of each head's queries and keys;
+    Mistral and some of Qwen's layers attend to a window of tokens.
+    """
     norm = partial(_rms_norm, eps=config["rms_norm_eps"])
     activation = config.choose("hidden_act", ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
     rotate = partial(_rotate, theta=_rope_theta(config))
     scale = config.head_width**-0.5
+    windowed = config.get("use_sliding_window") and config.get("sliding_window")
+    first = config["max_window_layers"] if windowed else config["num_hidden_layers"]
+    windows = _windows(config, lambda layer: layer >= first)
 
     def forward(
         params: Params, embeddings: Array, mask: Array, cache: Cache | None = None
     ) -> Output:
         places = _places(mask, cache)
-        allowed = mask & (_distances(mask, places) >= 0)
+        distances = _distances(mask, places)
+        causal = mask & (distances >= 0)
 
-        def block(x: Array, p: Params, _: None, seen: Any) -> Layer:
+        def block(x: Array, p: Params, window: Array, seen: Any) -> Layer:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
-            query = rotate(query, places)
-            keys, values = _append(seen, places, rotate(keys, places), values)
-            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
+            if "query_norm" in p:
+                query, keys = norm(p["query_norm"], query), norm(p["key_norm"], keys)
+            allowed = causal & (distances < window)
+            query, keys = rotate(query, places), rotate(keys, places)
+            read = _append(seen, places, keys, values)
+            mixed, weights = _attend(query, *read, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
             return x + _linear(p["ff_out"], hidden), weights, mixed, keys, values
 
         final = partial(norm, params["norm"])
-        states, *parts = _run_layers(block, embeddings, params["layers"], cache, final=final)
-        tied = "head" not in params
-        head = params["tokens"]["embedding"].T if tied else params["head"]["weight"]
-        return Output(states[-1] @ head, states, *parts)
+        layers = params["layers"]
+        states, *parts = _run_layers(block, embeddings, layers, cache, windows, final=final)
+        return Output(states[-1] @ _head(params), states, *parts)
 
     return forward
 
 
-CAUSAL = {"gpt2": gpt2, "gemma2": gemma2, "llama": llama}  # by `model_type`
+# By `model_type`.
+CAUSAL = {
+    "gpt2": gpt2, "gemma2": gemma2, "llama": llama, "mistral": llama, "qwen2": llama,
+    "qwen3": llama,
+}  # fmt: skip
+
+
+def _head(params: Params) -> Float[Array, "width outputs"]:
+    """Returns the matrix of a classifier, or of a language model, which may be the embeddings'."""
+    own = params.get("score", params.get("head"))
+    return params["tokens"]["embedding"].T if own is None else own["weight"]
 
 
 def _rope_theta(config: Settings) -> float:
@@ -169,20 +193,24 @@ def _rope_theta(config: Settings) -> float:
     return theta
 
 
-def _windows(config: Settings) -> Int[Array, " layers"]:
-    """Returns the number of tokens each layer's queries attend to, including their own."""
+def _windows(config: Settings, is_windowed: Callable[[int], bool]) -> Int[Array, " layers"]:
+    """Returns the number of tokens each layer's queries attend to, including their own.
+
+    Without `layer_types`, `is_windowed` says whether a layer has a window.
+    """
     num_layers = config["num_hidden_layers"]
     sizes = {
-        "sliding_attention": config["sliding_window"],
-        "full_attention": config["max_position_embeddings"],
+        "full_attention": "max_position_embeddings",
+        "sliding_attention": "sliding_window",
     }
-    types = config.get("layer_types", [list(sizes)[layer % 2] for layer in range(num_layers)])
+    default = [list(sizes)[is_windowed(layer)] for layer in range(num_layers)]
+    types = config.get("layer_types", default)
     known = isinstance(types, list) and all(name in list(sizes) for name in types)
     if not known or len(types) != num_layers:
         raise ValueError(
             f"layer_types must be a list of {num_layers} of {', '.join(sizes)}, got {types!r}"
         )
-    return jnp.array([sizes[name] for name in types])
+    return jnp.array([config[sizes[name]] for name in types])
 
 
 def _run_layers(
@@ -197,22 +225,27 @@ def _run_layers(
     """Returns hidden states, the last one after `final`, and the other fields of `Output`."""
 
     def step(x: Array, layer: tuple[Any, ...]) -> tuple[Array, tuple[Array, ...]]:
-        output, *parts = block(x, *layer)
+        place, p, setting = layer
+        seen = cache and (cache.keys[place], cache.values[place])
+        output, *parts = block(x, p, setting, seen)
         return output, (x, *parts)
 
-    seen = cache and (cache.keys, cache.values)
-    last, (inputs, *parts) = jax.lax.scan(step, x, (layers, settings, seen))
+    number = len(jax.tree.leaves(layers)[0])
+    last, (inputs, *parts) = jax.lax.scan(step, x, (jnp.arange(number), layers, settings))
+    if cache:  # written once: a scan over caches would copy them in and out
+        here = (jnp.arange(cache.keys.shape[1]) == cache.length)[:, None, None]
+        parts[-2:] = (jnp.where(here, *each) for each in zip(parts[-2:], cache[:2], strict=True))
     return jnp.concatenate([inputs, final(last)[None]]), *parts
 
 
 def _append(
     seen: tuple[Memory, Memory] | None, places: Array, keys: Memory, values: Memory
 ) -> tuple[Memory, Memory]:
-    """Writes keys and values at their places in those of a layer's cache, if there is one."""
+    """Returns a layer's keys and values: with a cache, those before as well."""
     if seen is None:
         return keys, values
-    old_keys, old_values = seen
-    return old_keys.at[places].set(keys), old_values.at[places].set(values)
+    here = (jnp.arange(len(seen[0])) == places)[:, None, None]
+    return jnp.where(here, keys, seen[0]), jnp.where(here, values, seen[1])
 
 
 def _attend(
@@ -226,15 +259,17 @@ def _attend(
 ) -> tuple[Float[Array, "tokens mixed"], Float[Array, "heads queries tokens"]]:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
-    def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
+    def group(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
         scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
-        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
+        lowest = jnp.finfo(scores.dtype).min
+        weights = jax.nn.softmax(jnp.where(allowed[:, None], scores, lowest))
         return weights.astype(values.dtype) @ values, weights
 
-    group = query.shape[1] // keys.shape[1]
-    keys, values = jnp.repeat(keys, group, axis=1), jnp.repeat(values, group, axis=1)
-    mixed, weights = jax.vmap(head, in_axes=1, out_axes=(1, 0))(query, keys, values)
-    return mixed.reshape(len(query), -1), weights
+    # Heads of a group share keys and values, which are not copied for each.
+    grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[2])
+    mixed, weights = jax.vmap(group, in_axes=1, out_axes=(1, 0))(grouped, keys, values)
+    heads = jnp.moveaxis(weights, 2, 1).reshape(query.shape[1], len(query), -1)
+    return mixed.reshape(len(query), -1), heads
 
 
 def _rotate(

@@ -92,12 +92,16 @@ class EncoderConfig:
         num_outputs: Classes, or 1 for regression and for scoring choices; None for no classifier.
         attention: Name of the attention's class, and its options.
         width: Token width.
+        embedding_width: Width of the vectors of tokens, positions and types, at both sites; a
+            linear layer then maps them to `width`, as in ELECTRA. None for `width`.
         num_layers: Number of blocks.
         ff_width: Width of the feed-forward's hidden layer.
         max_length: Maximum number of tokens of a text.
         norm_first: Pre-LN blocks if True, else post-LN.
         activation: Activation of the feed-forward: a name in `ACTIVATIONS`.
-        pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
+        pooling: `"mean"` over real tokens, or `"cls"`: the first token through a layer.
+        pooler_activation: Activation of that layer, as `activation`: tanh in BERT, relu in
+            DistilBERT, gelu in ELECTRA.
         dropout: Dropout rate, in [0, 1), of the embeddings, the attention's and the feed-forward's
             outputs.
         drop_hidden: Whether the feed-forward's hidden layer has dropout, too.
@@ -123,12 +127,14 @@ class EncoderConfig:
     num_outputs: int | None
     attention: Mapping[str, Any] = field(hash=False)
     width: int = 128
+    embedding_width: int | None = None
     num_layers: int = 2
     ff_width: int = 512
     max_length: int = 128
     norm_first: bool = True
     activation: str = "gelu"
     pooling: Pooling = "mean"
+    pooler_activation: str = "tanh"
     dropout: float = 0.1
     drop_hidden: bool = False
     drop_pooled: bool = True
@@ -150,11 +156,17 @@ class EncoderConfig:
         check_range(0, ends="()", embedding_scale=self.embedding_scale)
         if self.pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {self.pooling!r}')
-        if self.activation not in ACTIVATIONS:
-            allowed = ", ".join(ACTIVATIONS)
-            raise ValueError(f"activation must be one of {allowed}, got {self.activation!r}")
+        for name in ("activation", "pooler_activation"):
+            if (got := getattr(self, name)) not in ACTIVATIONS:
+                allowed = ", ".join(ACTIVATIONS)
+                raise ValueError(f"{name} must be one of {allowed}, got {got!r}")
         if self.remat and self.stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
+
+    @property
+    def token_width(self) -> int:
+        """Width of the vectors at both sites."""
+        return self.embedding_width or self.width
 
     @property
     def stores_padding(self) -> bool:
@@ -201,13 +213,14 @@ class Encoder(Layer):
         )
         if config.memory:
             raise ValueError(f"memory must be added by with_memory, got {config.memory!r}")
-        self.config, width = config, config.width
+        self.config, width, narrow = config, config.width, config.token_width
         self.memory: Recall | None = None
-        self.tokens = embedding(vocab_size, width, rngs=rngs)
-        self.positions = embedding(config.max_length + config.position_offset, width, rngs=rngs)
-        self.types = embedding(config.num_types, width, rngs=rngs) if config.num_types else None
-        norm = partial(layer_norm, width, epsilon=config.epsilon, rngs=rngs)
+        self.tokens = embedding(vocab_size, narrow, rngs=rngs)
+        self.positions = embedding(config.max_length + config.position_offset, narrow, rngs=rngs)
+        self.types = embedding(config.num_types, narrow, rngs=rngs) if config.num_types else None
+        norm = partial(layer_norm, narrow, epsilon=config.epsilon, rngs=rngs)
         self.norm = norm() if config.embedding_norm else None
+        self.project = linear(narrow, width, rngs=rngs) if config.embedding_width else None
         self.blocks = nnx.List([
             Block(
                 width,
@@ -295,7 +308,7 @@ class Encoder(Layer):
             types: As for `embed`; only `with_memory` at the embedding site uses them.
             key: Key for dropout; None disables it.
         """
-        hidden = self._start(embeddings, mask, types)
+        hidden = self.start(embeddings, mask, types)
         if self.config.remat and is_traced(hidden):
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
         else:
@@ -336,17 +349,19 @@ class Encoder(Layer):
 
     def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
         """Yields every layer with its attention's input and its output."""
-        values = self._start(embeddings, mask, types)
+        values = self.start(embeddings, mask, types)
         for block in self.blocks:
             entry = block.attention_norm(values) if block.norm_first else values
             values = block(values, mask).values
             yield block, entry, values
 
-    def _start(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Tokens:
-        """Returns the blocks' input, in their dtype."""
+    def start(self, embeddings: Tokens, mask: Mask, types: TokenTypes = None) -> Tokens:
+        """Returns the blocks' input, in their dtype, with the arguments of `encode`."""
         if self.memory and self.memory.site == "embedding":
             embeddings = self.memory(self, embeddings, types)
-        return self._finite(embeddings, mask).astype(self.blocks[0].dtype)
+        embeddings = self._finite(embeddings, mask)
+        embeddings = embeddings if self.project is None else self.project(embeddings)
+        return embeddings.astype(self.blocks[0].dtype)
 
     def _finite(self, x: Tokens, mask: Mask) -> Tokens:
         """Zeroes padding that is not finite, unless it is stored: 0 * nan would reach gradients."""
@@ -368,7 +383,7 @@ class Encoder(Layer):
         if self.pooler is None:
             pooled = mean_of_real(hidden, mask)
         else:
-            pooled = jnp.tanh(self.pooler(hidden[:, 0]))
+            pooled = ACTIVATIONS[self.config.pooler_activation](self.pooler(hidden[:, 0]))
         if self.classifier is None:
             raise ValueError("this encoder has no classifier: num_outputs is None")
         return self.classifier(dropout(key, pooled, self.config.dropout * self.config.drop_pooled))

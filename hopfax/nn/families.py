@@ -1,6 +1,6 @@
 """Families of pretrained models: names of their tensors and settings, and defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from hopfax.nn.encoder import EncoderConfig
@@ -39,7 +39,7 @@ class Settings:
     @property
     def first_position(self) -> int:
         """Position of the first token; RoBERTa's come after its padding id."""
-        if self["model_type"] != "roberta":
+        if self["model_type"] not in _ROBERTAS:
             return 0
         pad_id, last = self["pad_token_id"], self["max_position_embeddings"] - 2
         if not isinstance(pad_id, int) or not 0 <= pad_id <= last:
@@ -68,6 +68,16 @@ _ENCODER = {
     "blocks.{}.ff_out": "encoder.layer.{}.output.dense",
     "blocks.{}.ff_norm": "encoder.layer.{}.output.LayerNorm",
     "classifier": "classifier",
+}
+_DISTILBERT = _ENCODER | {
+    "blocks.{}.attention.query": "transformer.layer.{}.attention.q_lin",
+    "blocks.{}.attention.key": "transformer.layer.{}.attention.k_lin",
+    "blocks.{}.attention.value": "transformer.layer.{}.attention.v_lin",
+    "blocks.{}.attention.out": "transformer.layer.{}.attention.out_lin",
+    "blocks.{}.attention_norm": "transformer.layer.{}.sa_layer_norm",
+    "blocks.{}.ff_in": "transformer.layer.{}.ffn.lin1",
+    "blocks.{}.ff_out": "transformer.layer.{}.ffn.lin2",
+    "blocks.{}.ff_norm": "transformer.layer.{}.output_layer_norm",
 }
 # Module of a causal model -> its name in files.
 _GPT2 = {
@@ -101,7 +111,11 @@ _LLAMA = {
     "layers.ff_norm": "layers.{}.post_attention_layernorm",
     "head": "lm_head",
 }
-# Inputs and outputs of a causal model's matrices; of norms, the width.
+_NORMS = {
+    "layers.query_norm": "layers.{}.self_attn.q_norm",
+    "layers.key_norm": "layers.{}.self_attn.k_norm",
+}
+# Inputs and outputs of a causal model's matrices; of norms, their width.
 _MATRICES = {
     "tokens": ("vocab", "width"),
     "positions": ("positions", "width"),
@@ -113,7 +127,10 @@ _MATRICES = {
     "layers.ff_gate": ("width", "ff"),
     "layers.ff_in": ("width", "ff"),
     "layers.ff_out": ("ff", "width"),
+    "layers.query_norm": ("head",),
+    "layers.key_norm": ("head",),
     "head": ("width", "vocab"),
+    "score": ("width", "labels"),
 }
 
 
@@ -125,10 +142,11 @@ class Family(NamedTuple):
         unused: Name patterns of ignored tensors: heads, poolers, buffers.
         prefix: Prefix of the names in files of models with a head.
         defaults: Those of `transformers`, for settings that a file leaves out.
-        head: Names of the modules of models for sequence classification, if they are supported.
+        head: Names of the modules of an encoder's head for sequence classification.
+        head_activation: Activation of its first layer.
         settings: The family's names of settings.
         fixed: Settings with only one supported value.
-        biases: Whether a causal model's modules but embeddings have a bias.
+        biases: Modules of a causal model that have a bias.
         transposed: Whether a causal model's matrices are stored as (outputs, inputs).
         scaled: Whether token embeddings are multiplied by the square root of their width.
     """
@@ -138,9 +156,10 @@ class Family(NamedTuple):
     prefix: str
     defaults: Mapping[str, Any]
     head: Mapping[str, str] = {}
+    head_activation: str = "tanh"
     settings: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
-    biases: bool = True
+    biases: Collection[str] = ()
     transposed: bool = True
     scaled: bool = False
 
@@ -157,13 +176,66 @@ _BERT = Family(
     head={"pooler": "pooler.dense"},
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
 )  # fmt: skip
+_LLAMA_FAMILY = Family(
+    modules=_LLAMA,
+    unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
+    prefix="model.",
+    defaults={
+        "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
+    fixed={"attention_bias": False, "mlp_bias": False},
+)  # fmt: skip
+_QWEN2 = _LLAMA_FAMILY._replace(
+    defaults={
+        **_LLAMA_FAMILY.defaults, "vocab_size": 151936, "intermediate_size": 22016,
+        "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,
+        "sliding_window": 4096, "max_window_layers": 28,
+    },
+    fixed={},
+    biases=("layers.query", "layers.key", "layers.value"),
+)  # fmt: skip
+_ROBERTA = _BERT._replace(
+    prefix="roberta.",
+    head={"pooler": "classifier.dense", "classifier": "classifier.out_proj"},
+    unused=(*_BERT.unused, "lm_head.*"),
+    defaults={**_BERT.defaults, "pad_token_id": 1},
+)
+_ROBERTAS = ("roberta", "xlm-roberta", "camembert")
 FAMILIES = {
     "bert": _BERT,
-    "roberta": _BERT._replace(
-        prefix="roberta.",
-        head={"pooler": "classifier.dense", "classifier": "classifier.out_proj"},
-        unused=(*_BERT.unused, "lm_head.*"),
-        defaults={**_BERT.defaults, "vocab_size": 50265, "pad_token_id": 1},
+    **dict.fromkeys(_ROBERTAS, _ROBERTA),
+    "roberta": _ROBERTA._replace(defaults={**_ROBERTA.defaults, "vocab_size": 50265}),
+    "distilbert": Family(
+        modules=_DISTILBERT,
+        unused=(
+            "embeddings.position_ids", "pre_classifier.*", "classifier.*", "vocab_*",
+            "qa_outputs.*",
+        ),
+        prefix="distilbert.",
+        defaults={
+            "vocab_size": 30522, "dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072,
+            "max_position_embeddings": 512, "activation": "gelu", "layer_norm_eps": 1e-12,
+            "pad_token_id": 0,
+        },
+        head={"pooler": "pre_classifier"},
+        head_activation="relu",
+        settings={
+            "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim", "hidden_act": "activation",
+        },
+    ),
+    "electra": _ROBERTA._replace(
+        modules={**_ENCODER, "project": "embeddings_project"},
+        unused=(*_BERT.unused, "discriminator_predictions.*", "generator_*"),
+        prefix="electra.",
+        defaults={
+            **_BERT.defaults, "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
+            "intermediate_size": 1024,
+        },
+        head_activation="gelu",
     ),
     "gpt2": Family(
         modules=_GPT2,
@@ -183,6 +255,7 @@ FAMILIES = {
             "add_cross_attention": False, "scale_attn_weights": True,
             "scale_attn_by_inverse_layer_idx": False, "tie_word_embeddings": True,
         },
+        biases=_GPT2.keys() - {"tokens", "positions"},
         transposed=False,
     ),
     "gemma2": Family(
@@ -201,21 +274,22 @@ FAMILIES = {
             "attention_bias": False, "use_bidirectional_attention": False,
             "tie_word_embeddings": True,
         },
-        biases=False,
         scaled=True,
     ),
-    "llama": Family(
-        modules=_LLAMA,
-        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
-        prefix="model.",
+    "llama": _LLAMA_FAMILY,
+    "mistral": _LLAMA_FAMILY._replace(
         defaults={
-            "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
+            **_LLAMA_FAMILY.defaults, "intermediate_size": 14336, "num_key_value_heads": 8,
+            "max_position_embeddings": 131072, "sliding_window": 4096, "use_sliding_window": True,
+            "max_window_layers": 0,
         },
-        fixed={"attention_bias": False, "mlp_bias": False},
-        biases=False,
+    ),
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2._replace(
+        modules={**_LLAMA, **_NORMS},
+        defaults={**_QWEN2.defaults, "head_dim": 128},
+        fixed={"attention_bias": False},
+        biases=(),
     ),
 }  # fmt: skip
 
@@ -223,7 +297,7 @@ FAMILIES = {
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
     "max_position_embeddings", "num_key_value_heads", "head_dim", "type_vocab_size",
-    "sliding_window", "num_labels",
+    "sliding_window", "num_labels", "embedding_size",
 )  # fmt: skip
 _LARGEST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}  # each is built, or named
 _POSITIVE = (
@@ -232,9 +306,17 @@ _POSITIVE = (
 )  # fmt: skip
 
 
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+
+
 def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
     """Returns the family of a `config.json` and its settings; a ValueError names a wrong one."""
-    family = Settings(raw, {}).choose("model_type", FAMILIES)
+    if (kind := raw.get("model_type")) not in list(FAMILIES):
+        raise ValueError(
+            f"model_type must be one of {', '.join(FAMILIES)}, got {kind!r}; after pip install "
+            '"hopfax[torch]", the command hopfax reads any family that transformers can load'
+        )
+    family = FAMILIES[kind]
     config = Settings({**family.defaults, **raw}, family.settings)
     for key, value in family.fixed.items():
         if config.get(key, value) != value:
@@ -260,24 +342,24 @@ def find_family(raw: Mapping[str, Any]) -> tuple[Family, Settings]:
     return family, config
 
 
-def labels_of(config: Settings) -> tuple[str, ...]:
-    """Returns the class names of a model for sequence classification; () for others."""
-    if (
-        "ForSequenceClassification" not in str(config.get("architectures"))
-        or config.get("problem_type") == "multi_label_classification"
-    ):
-        return ()
+def labels_of(config: Settings) -> tuple[tuple[str, ...], str | None]:
+    """Returns the class names and the problem type of a model for sequence classification.
+
+    The model has one label for each logit. Others have () and None.
+    """
+    if "ForSequenceClassification" not in str(config.get("architectures")):
+        return (), None
     # `transformers` does not write the default.
     default = {str(number): f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
     labels = config.get("id2label", default)
     if not isinstance(labels, dict) or set(labels) != {str(n) for n in range(len(labels) or 1)}:
         raise ValueError(f"id2label must map 0, 1, ... to names, got {labels}")
     names = tuple(str(labels[str(number)]) for number in range(len(labels)))
-    if config.get("problem_type") == "regression" and len(names) > 1:
-        return ()
     if len(set(names)) < len(names):
         raise ValueError(f"id2label must have distinct names, got {', '.join(names)}")
-    return names
+    if config.get("problem_type") is None:  # what `transformers` assumes of integer labels
+        return names, "regression" if len(names) == 1 else PROBLEMS[0]
+    return names, config.choose("problem_type", dict(zip(PROBLEMS, PROBLEMS, strict=True)))
 
 
 def encoder_leaves(shapes: Params, family: Family) -> dict[str, Leaf]:
@@ -285,8 +367,11 @@ def encoder_leaves(shapes: Params, family: Family) -> dict[str, Leaf]:
     return leaves_of(shapes, {**family.modules, **(family.head if "pooler" in shapes else {})})
 
 
-def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
-    """Returns how files store the parameters of a causal model, all layers stacked."""
+def causal_leaves(family: Family, config: Settings, num_labels: int) -> dict[str, Leaf]:
+    """Returns how files store the parameters of a causal model, all layers stacked.
+
+    A classifier has a `score` of the classes in place of the `head`.
+    """
     heads, width = config["num_attention_heads"], config["hidden_size"]
     sizes = {
         "vocab": config["vocab_size"],
@@ -294,36 +379,41 @@ def causal_leaves(family: Family, config: Settings) -> dict[str, Leaf]:
         "queries": heads * config.head_width,
         "keys": config.get("num_key_value_heads", heads) * config.head_width,
         "qkv": 3 * heads * config.head_width,
+        "head": config.head_width,
         "ff": config.get("intermediate_size", 4 * width),
         "positions": config["max_position_embeddings"],
+        "labels": num_labels,
     }
-    leaves = {}
-    for path, module in family.modules.items():
-        if path == "head" and config["tie_word_embeddings"]:
+    leaves, modules = {}, {**family.modules, **({"score": "score"} if num_labels else {})}
+    for path, module in modules.items():
+        if path == "head" and (num_labels or config["tie_word_embeddings"]):
             continue
         layers, stacked = range(config["num_hidden_layers"]), "{}" in module
         names = [module.format(layer) for layer in (layers if stacked else (0,))]
         shape = tuple(sizes[name] for name in _MATRICES.get(path, ("width",)))
         table = path in ("tokens", "positions")
-        flip = family.transposed and not table and len(shape) == 2
+        flip = (family.transposed or path == "score") and not table and len(shape) == 2
         weights = [f"{name}.weight" for name in names]
         kind = "embedding" if table else "weight"
         leaves[f"{path}.{kind}"] = Leaf(weights, shape[::-1] if flip else shape, flip, stacked)
-        if family.biases and not table:
+        if path in family.biases:
             biases = [f"{name}.bias" for name in names]
             leaves[f"{path}.bias"] = Leaf(biases, shape[-1:], False, stacked)
     return leaves
 
 
 def family_config(encoder: EncoderConfig) -> dict[str, Any]:
-    """Returns the `config.json` of an encoder that is a BERT or RoBERTa; {} for others.
+    """Returns the `config.json` of an encoder that is a BERT or its relative; {} for others.
 
-    Both have softmax attention, post-LN blocks and token types; a BERT with two types has a
-    separator, and a RoBERTa has a position offset. The head is left out if the encoder pools by the
-    mean.
+    All have softmax attention, post-LN blocks and, but for DistilBERT, token types; a BERT with two
+    types has a separator, and a RoBERTa has a position offset. The head is left out if the encoder
+    pools by the mean.
     """
     attention, offset = encoder.attention, encoder.position_offset
     separated = encoder.separator is not None
+    others = {"relu": "distilbert", "gelu": "electra"}
+    kind = others.get(encoder.pooler_activation, "roberta" if offset else "bert")
+    family, typed = FAMILIES[kind], kind != "distilbert"
     if (
         type(encoder) is not EncoderConfig
         or encoder.memory
@@ -333,23 +423,31 @@ def family_config(encoder: EncoderConfig) -> dict[str, Any]:
         or encoder.norm_first
         or not encoder.embedding_norm
         or encoder.embedding_scale != 1
-        or not encoder.num_types
-        or (separated if offset else not separated and encoder.num_types > 1)
+        or encoder.pooler_activation != family.head_activation
+        or bool(offset) != (kind == "roberta")
+        or bool(encoder.num_types) != typed
+        or (separated if offset or not typed else not separated and encoder.num_types > 1)
+        or (encoder.embedding_width and kind != "electra")
+        or (kind == "distilbert" and encoder.epsilon != family.defaults["layer_norm_eps"])
     ):
         return {}
     head = encoder.pooling == "cls"
-    name = "Roberta" if offset else "Bert"
-    return {
-        "model_type": name.lower(),
-        "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
+    name = {"distilbert": "DistilBert"}.get(kind, kind.title())
+    settings = {
         "hidden_size": encoder.width,
+        **({"embedding_size": encoder.token_width} if kind == "electra" else {}),
         "num_hidden_layers": encoder.num_layers,
         "num_attention_heads": attention["num_heads"],
         "intermediate_size": encoder.ff_width,
         "max_position_embeddings": encoder.max_length + offset,
-        "type_vocab_size": encoder.num_types,
+        **({"type_vocab_size": encoder.num_types} if typed else {}),
         "layer_norm_eps": encoder.epsilon,
         "hidden_act": encoder.activation,
         # RoBERTa counts positions from the padding token's id.
         **({"pad_token_id": offset - 1} if offset else {}),
+    }
+    return {
+        "model_type": kind,
+        "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
+        **{family.settings.get(key, key): value for key, value in settings.items()},
     }

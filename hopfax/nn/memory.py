@@ -140,7 +140,7 @@ def with_memory(
         raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
     if config.memory:
         raise ValueError("the model already has memory; memory at both sites is not supported")
-    start = partial(initial_memory, config.vocab_size, config.width, sigma)
+    start = partial(initial_memory, config.vocab_size, config.token_width, sigma)
     assert model.build
     build = partial(_add, model.build, partial(Memory, start, site=site, denoise=denoise))
     return functional(build)._replace(init=partial(_init, model.init, start))

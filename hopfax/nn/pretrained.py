@@ -1,6 +1,6 @@
-"""Loads BERT, RoBERTa, GPT-2, Gemma-2 and Llama from folders in the Hugging Face layout.
+"""Loads pretrained encoders and causal models from folders in the Hugging Face layout.
 
-BERT and RoBERTa become an `Encoder`, whose attention can be replaced and which can be fine-tuned.
+Encoders become an `Encoder`, whose attention can be replaced and which can be fine-tuned.
 """
 
 import os
@@ -20,7 +20,14 @@ from hopfax.nn import causal
 from hopfax.nn.attention import SoftmaxAttention
 from hopfax.nn.block import ACTIVATIONS, Attention
 from hopfax.nn.encoder import Encoder
-from hopfax.nn.families import Settings, causal_leaves, encoder_leaves, find_family, labels_of
+from hopfax.nn.families import (
+    Family,
+    Settings,
+    causal_leaves,
+    encoder_leaves,
+    find_family,
+    labels_of,
+)
 from hopfax.nn.functional import Compiled, Functional, Params, functional
 from hopfax.nn.precision import normal
 from hopfax.nn.tensor_files import read_params
@@ -30,7 +37,8 @@ class PretrainedOutput(NamedTuple):
     """The output of a pretrained model.
 
     Attributes:
-        output: Logits of causal models, the last hidden state of encoders.
+        output: The last hidden state of encoders; of causal models the logits of the next token,
+            or, with `labels`, those of the classes at every token.
         hidden_states: Input of the first layer and output of every layer, the last one after the
             final norm.
     """
@@ -49,16 +57,23 @@ class Pretrained(NamedTuple):
             token types, and returns a `PretrainedOutput`; it is compiled once for every shape.
             Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
         config: Contents of `config.json`, and the defaults of missing settings.
-        table: Token embeddings as stored, (vocabulary, width).
+        table: Token embeddings as stored, (vocabulary, width); narrower than the hidden states in
+            an ELECTRA that projects them.
         params: Parameters: of encoders those of `encoder`, of causal models with those of all
-            layers stacked along the first axis. With `labels`, they include the `pooler` and
-            `classifier` that `text_classifier` uses.
+            layers stacked along the first axis. With `labels`, they include the classifier: the
+            `pooler` and `classifier` that `text_classifier` uses, or the `score` of causal models.
         max_length: Maximum number of tokens of a text.
-        labels: Class names of a BERT or RoBERTa for sequence classification, one for a regression
-            model; () for all others, multi-label models included.
+        labels: Names of the logits of a model for sequence classification, one for each; () for
+            all others.
         attention_maps: Returns the attention weights, (layers, batch, heads, queries, tokens), in
             float32 at least, for the arguments of `forward`. Rows of padding have no meaning.
-        encoder: The `Encoder` of a BERT or RoBERTa as functions; None for causal models.
+        classify: `classify(hidden, mask, *, params=params)` returns the logits of a model with
+            `labels`, (batch, labels), from the last of the `hidden_states`: at the first real token
+            in encoders, at the last one in causal models.
+        problem: What the logits are: `"single_label_classification"` (softmax gives
+            probabilities), `"multi_label_classification"` (sigmoid of each) or `"regression"`
+            (scores); None without `labels`.
+        encoder: The `Encoder` as functions; None for causal models.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -69,18 +84,23 @@ class Pretrained(NamedTuple):
     max_length: int
     labels: tuple[str, ...]
     attention_maps: Callable[..., Float[Array, "layers batch heads queries tokens"]]
+    classify: Callable[..., Float[Array, "batch labels"]]
+    problem: str | None = None
     encoder: Functional[Encoder] | None = None
 
 
 def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32) -> Pretrained:
-    """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2, Gemma-2 or Llama.
+    """Loads a model in the Hugging Face layout.
+
+    The families are BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and ELECTRA, which are
+    encoders, and the causal GPT-2, Gemma-2, Llama, Mistral, Qwen2 and Qwen3.
 
     Positions start at the first real token, so padding on either side changes nothing. On GPUs, JAX
     may round the inputs of float32 products, see `jax.default_matmul_precision`.
 
     Files are mapped into memory: loading takes at most 1.3 times the parameters' memory. Tensors of
     common heads of each family are ignored, such as `cls.*` in BERT, except for the classifier of a
-    BERT or RoBERTa for sequence classification.
+    model for sequence classification.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
@@ -120,15 +140,15 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         raise ValueError(f"{folder} holds a hopfax classifier: load it with hopfax.Classifier.load")
     try:
         family, config = find_family(raw)
-        labels = labels_of(config) if family.head else ()
+        labels, problem = labels_of(config)
         width = config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
         if raw["model_type"] in causal.CAUSAL:
             encoder, run = None, partial(_run_causal, raw)
             causal.CAUSAL[raw["model_type"]](config)  # checks the other settings
-            leaves = causal_leaves(family, config)
+            leaves = causal_leaves(family, config, len(labels))
         else:
-            encoder = functional(_build(config, len(labels) or None))
+            encoder = functional(_build(family, config, len(labels) or None))
             run = partial(_run_encoder, encoder)
             shapes = jax.eval_shape(encoder.init, jax.random.key(0))
             leaves = encoder_leaves(shapes, family)
@@ -146,13 +166,15 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         params=params,
         max_length=max_length,
         labels=labels,
+        problem=problem,
         encoder=encoder,
-        **_functions(run, params, max_length, width**0.5 if family.scaled else None),
+        **_functions(run, encoder, params, max_length, width**0.5 if family.scaled else None),
     )
 
 
-def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
+def _build(family: Family, config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
     width, first = config["hidden_size"], config.first_position
+    narrow = config["embedding_size"] if "project" in family.modules else width
     config.choose("hidden_act", ACTIVATIONS)
     return partial(
         Encoder,
@@ -160,15 +182,17 @@ def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
         num_outputs=num_outputs,
         attention=partial(SoftmaxAttention, num_heads=config["num_attention_heads"]),
         width=width,
+        embedding_width=None if narrow == width else narrow,
         num_layers=config["num_hidden_layers"],
         ff_width=config.get("intermediate_size", 4 * width),
         max_length=config["max_position_embeddings"] - first,
         norm_first=False,
         activation=config["hidden_act"],
         pooling="cls" if num_outputs else "mean",
+        pooler_activation=family.head_activation,
         dropout=0.0,
         epsilon=config["layer_norm_eps"],
-        num_types=config.get("type_vocab_size", 2),
+        num_types=config.get("type_vocab_size", 0),
         position_offset=first,
     )
 
@@ -177,14 +201,19 @@ def _build(config: Settings, num_outputs: int | None) -> Callable[..., Encoder]:
 
 
 def _functions(
-    run: Callable[..., Any], params: Params, max_length: int, scale: float | None = None
+    run: Callable[..., Any],
+    encoder: Functional[Encoder] | None,
+    params: Params,
+    max_length: int,
+    scale: float | None = None,
 ) -> dict[str, Callable[..., Any]]:
-    """Returns `embed`, `forward` and `attention_maps` of a `Pretrained`."""
+    """Returns the functions of a `Pretrained`."""
     call = partial(_check_and_run, Compiled(run, (4,)), max_length, params=params)
     return {
         "embed": partial(_embed, scale, params=params),
         "forward": partial(call, maps=False),
         "attention_maps": partial(call, maps=True),
+        "classify": partial(_classify, encoder, params=params),
     }
 
 
@@ -217,8 +246,27 @@ def _run_encoder(
     x = run(x, types, positions=positions, method="embed")
     if maps:
         return run(x, mask, method="attention_maps")
-    states = jnp.concatenate([x[None], run(x, mask, method="hidden_states")])
+    first = run(x, mask, method="start")[None]
+    states = jnp.concatenate([first, run(x, mask, method="hidden_states")])
     return PretrainedOutput(states[-1], states)
+
+
+def _classify(
+    encoder: Functional[Encoder] | None,
+    hidden: Float[Array, "batch tokens width"],
+    mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
+    *,
+    params: Params,
+) -> Float[Array, "batch labels"]:
+    if not params.keys() & {"score", "classifier"}:
+        raise ValueError("the model has no classifier")
+    real = jnp.asarray(mask) != 0
+    last = real.shape[1] - 1 - jnp.argmax(real[:, ::-1], axis=1)
+    at = jnp.argmax(real, axis=1) if encoder else last
+    states = jnp.asarray(hidden)[jnp.arange(len(real)), at]
+    if encoder:
+        return encoder.apply(params, states[:, None], real, method="classify")
+    return states @ params["score"]["weight"]
 
 
 def _check_and_run(
@@ -271,7 +319,7 @@ def replace_attention(
     state and attend alike: in MiniLM at `beta=1.0`, but not at 4.
 
     Args:
-        pretrained: BERT or RoBERTa, from `load_pretrained`.
+        pretrained: An encoder, such as a BERT, from `load_pretrained`.
         attention: Class of the attention layers.
         **options: Its options, such as `beta`.
 
@@ -290,7 +338,8 @@ def replace_attention(
     """
     encoder = _change(pretrained, attention, options)
     params = _select(pretrained.params, jax.eval_shape(encoder.init, jax.random.key(0)))
-    functions = _functions(partial(_run_encoder, encoder), params, pretrained.max_length)
+    run, longest = partial(_run_encoder, encoder), pretrained.max_length
+    functions = _functions(run, encoder, params, longest)
     return pretrained._replace(encoder=encoder, params=params, **functions)
 
 
@@ -306,7 +355,7 @@ def text_classifier(
     """Returns a pretrained encoder with a new or the loaded classifier, to fine-tune.
 
     Args:
-        pretrained: BERT or RoBERTa, from `load_pretrained`.
+        pretrained: An encoder, such as a BERT, from `load_pretrained`.
         num_outputs: Outputs of a new classifier, which reads the mean over tokens: the number of
             classes, or 1 for regression and for scoring choices. None keeps the loaded classifier,
             which reads the first token; its classes are `pretrained.labels`.
@@ -342,8 +391,8 @@ def text_classifier(
         num_outputs=len(pretrained.labels) if keep else num_outputs,
         pooling="cls" if keep else "mean",
         dropout=dropout,
-        # RoBERTa has only one type in use, whatever the size of its table.
-        separator=separator if pretrained.config["model_type"] == "bert" else None,
+        # RoBERTa uses only one type, whatever the size of its table.
+        separator=separator if pretrained.config["model_type"] in ("bert", "electra") else None,
     )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     return model._replace(init=partial(_init, shapes, pretrained.params, keep))
@@ -356,7 +405,7 @@ def _change(
     encoder = pretrained.encoder
     if encoder is None:
         kind = pretrained.config["model_type"]
-        raise ValueError(f"the model must be a BERT or RoBERTa, got {kind}")
+        raise ValueError(f"the model must be an encoder, such as a BERT, got {kind}")
     build: Any = encoder.build
     old = build.keywords["attention"]
     heads, layer = old.keywords["num_heads"], attention or old.func

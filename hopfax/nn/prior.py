@@ -33,7 +33,7 @@ def language_prior(
     r"""Returns a model's decoding step and the empty cache of keys and values it starts from.
 
     Args:
-        model: A GPT-2, Gemma-2 or Llama, from `load_pretrained`.
+        model: A causal model, such as GPT-2 or Llama, from `load_pretrained`.
         num_tokens: Tokens that the cache has room for, from 1 to the model's `max_length`.
         start: Id of the token before the text; None takes `bos_token_id` of the configuration.
         mixture: Share $m$ of `log_prior`, in [0, 1], in $(1 - m) p_{LM} + m \pi$. After a
@@ -82,7 +82,7 @@ def recall_text(
     batches.
 
     Args:
-        model: A GPT-2, Gemma-2 or Llama, from `load_pretrained`.
+        model: A causal model, such as GPT-2 or Llama, from `load_pretrained`.
         noisy: Noisy embeddings, on the scale of `model.embed`.
         mask: True at real tokens, padding last; None means all.
         sigma: Standard deviation of the noise, > 0: for all texts, each text or each token; None if
@@ -129,8 +129,9 @@ def recall_text(
 
 def _check(model: Pretrained, num_tokens: int, start: Any, mixture: Any, log_prior: Any) -> Any:
     """Returns the id of the token before a text."""
-    if (kind := model.config["model_type"]) not in CAUSAL:
-        raise ValueError(f"the model must be causal ({', '.join(CAUSAL)}), got {kind}")
+    if (kind := model.config["model_type"]) not in CAUSAL or model.labels:
+        allowed = f"causal ({', '.join(CAUSAL)}) and no classifier"
+        raise ValueError(f"the model must be {allowed}, got {kind} with {len(model.labels)} labels")
     if (start := model.config.get("bos_token_id") if start is None else start) is None:
         raise ValueError("start is required: the model's configuration has no bos_token_id")
     size = len(model.table)
@@ -150,7 +151,7 @@ def _recall_text(
 ) -> Decoded:  # fmt: skip
     raw = json.loads(config)
     step, cache = _prior(raw, params, noisy.shape[1], **numbers)
-    options = {"beam": beam, "num_candidates": num_candidates}
+    options = {"beam": beam, "num_candidates": num_candidates, "log_prior": numbers["log_prior"]}
     patterns = _patterns(raw, params)
 
     def one(noisy: Array, mask: Array, sigma: Array | None) -> Decoded:

@@ -131,7 +131,8 @@ def read_params(
 
 def full_name(name: str, prefix: str) -> str:
     """Returns a tensor's name in the file of a model with a head, whose tensors have none."""
-    return name if name.startswith(("classifier.", "lm_head.")) else prefix + name
+    heads = ("classifier.", "pre_classifier.", "lm_head.", "score.")
+    return name if name.startswith(heads) else prefix + name
 
 
 def list_tensors(folder: Path) -> list[Tensor]:
@@ -156,8 +157,12 @@ def list_tensors(folder: Path) -> list[Tensor]:
         paths = [folder / name for name in sorted(names)]
     else:
         others = ", ".join(name for name in _OTHERS if (folder / name).exists())
-        hint = f"; convert {others} to safetensors" if others else ""
-        raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}{hint}")
+        hint = (
+            f"; convert {others} to safetensors: load the folder with its class of transformers, "
+            "then call save_pretrained"
+        )
+        missing = f"{folder} has no {path.name} and no {index.name}"
+        raise FileNotFoundError(missing + (hint if others else ""))
     tensors = []
     for path in paths:
         with _open(path) as file:

@@ -88,7 +88,7 @@ class UniversalEncoder(Encoder):
             start = self._add_step(x, number)
             return start, *self._layer(mask, key, self.blocks[0], start, number)
 
-        x = self._start(embeddings, mask, types)
+        x = self.start(embeddings, mask, types)
         if self.halt is None:
             end, layers = self._repeat(lambda x, number: apply(x, number)[1:], x)
             return Encoding(end.astype(embeddings.dtype), *layers)
@@ -120,7 +120,7 @@ class UniversalEncoder(Encoder):
         return self.encode(embeddings, mask, types).hidden[None]
 
     def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
-        values, block = self._start(embeddings, mask, types), self.blocks[0]
+        values, block = self.start(embeddings, mask, types), self.blocks[0]
         for number in range(self.num_steps):
             x = self._add_step(values, number)
             values = block(x, mask).values

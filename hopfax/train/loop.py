@@ -18,6 +18,7 @@ from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import Predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
+from hopfax.train.progress import Progress
 from hopfax.train.schedule import epoch_chunks
 from hopfax.train.state import TrainState, init_states, seed_keys
 from hopfax.train.step import Metrics, make_chunk
@@ -100,8 +101,8 @@ def fit(
         checkpoints: Saves the state after every epoch and at its `interval`.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
-            latest loss or validation score. The first call has the field `restart=True`, see
-            `hopfax.train.progress.Progress.update`.
+            latest loss or validation score. The first call has the field `restart=True`. None shows
+            `hopfax.train.progress.Progress` on standard error.
 
     Raises:
         DivergedError: A loss, gradient or validation logit is not finite.
@@ -162,38 +163,40 @@ def fit(
         run = stored
     if log:
         log.truncate_after(step)
-    if on_progress:
+    with contextlib.ExitStack() as stack:
+        on_progress = on_progress or stack.enter_context(Progress(1)).update
         on_progress(step / total_steps, restart=True)
-    reporter = _Reporter(seeds, total_steps, checkpoints, log, on_progress)
-    while run.epoch < epochs and (training := run.waited < patience).any():
-        chunks = chunks_of(epoch=int(run.epoch))
-        for chunk in chunks[int(run.chunk) :]:
-            states, metrics = train_chunk(
-                run.states, rows[chunk.bucket], chunk.picks, chunk.weights, keys
-            )
-            run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
-            reporter.flush()
-            reporter.pending = step, int(run.epoch) + 1, training, metrics
-            due = interrupt.is_requested() or (checkpoints and checkpoints.due())
-            # At an epoch's end the save follows validation, which is then logged once.
-            if due and run.chunk < len(chunks):
-                reporter.flush()
-                _save_or_stop(checkpoints, step, run)
-        reporter.flush()
-        predictions = predict(predictor, run.states.params, validation)
-        # Stopped seeds, whose states may not be finite, have no score.
-        scores = np.full(len(seeds), np.nan)
-        for number in map(int, np.flatnonzero(training)):
-            logits = predictions.logits[number]
-            if not np.isfinite(logits).all():
-                raise reporter.diverged(
-                    f"validation logits are not finite after step {step}", number
+        reporter = _Reporter(seeds, total_steps, checkpoints, log, on_progress)
+        while run.epoch < epochs and (training := run.waited < patience).any():
+            chunks = chunks_of(epoch=int(run.epoch))
+            for chunk in chunks[int(run.chunk) :]:
+                states, metrics = train_chunk(
+                    run.states, rows[chunk.bucket], chunk.picks, chunk.weights, keys
                 )
-            scores[number] = score(logits, predictions.labels)
-        run = _after_epoch(run, scores)
-        shown = {"validation": scores[training].mean()}
-        reporter.write(step, shown, epoch=int(run.epoch), validation=scores, best=run.scores)
-        _save_or_stop(checkpoints, step, run)
+                run = run._replace(states=states, chunk=run.chunk + 1)
+                step += len(chunk.picks)
+                reporter.flush()
+                reporter.pending = step, int(run.epoch) + 1, training, metrics
+                due = interrupt.is_requested() or (checkpoints and checkpoints.due())
+                # At an epoch's end the save follows validation, which is then logged once.
+                if due and run.chunk < len(chunks):
+                    reporter.flush()
+                    _save_or_stop(checkpoints, step, run)
+            reporter.flush()
+            predictions = predict(predictor, run.states.params, validation)
+            # Stopped seeds, whose states may not be finite, have no score.
+            scores = np.full(len(seeds), np.nan)
+            for number in map(int, np.flatnonzero(training)):
+                logits = predictions.logits[number]
+                if not np.isfinite(logits).all():
+                    raise reporter.diverged(
+                        f"validation logits are not finite after step {step}", number
+                    )
+                scores[number] = score(logits, predictions.labels)
+            run = _after_epoch(run, scores)
+            shown = {"validation": scores[training].mean()}
+            reporter.write(step, shown, epoch=int(run.epoch), validation=scores, best=run.scores)
+            _save_or_stop(checkpoints, step, run)
     return FitResult(run.best, run.scores, run.epochs, step)
 
 
@@ -231,7 +234,7 @@ class _Reporter:
     total_steps: int
     checkpoints: Checkpoints | None
     log: MetricsLog | None
-    on_progress: Callable[..., None] | None
+    on_progress: Callable[..., None]
     pending: tuple[int, int, np.ndarray, Metrics] | None = None
 
     def flush(self) -> None:
@@ -254,9 +257,8 @@ class _Reporter:
     def write(self, step: int, shown: dict[str, float], **logged: Any) -> None:
         if self.log:
             self.log.write(step, **logged)
-        if self.on_progress:
-            shown = {name: float(value) for name, value in shown.items()}
-            self.on_progress(step / self.total_steps, **shown)
+        shown = {name: float(value) for name, value in shown.items()}
+        self.on_progress(step / self.total_steps, **shown)
 
     def diverged(self, event: str, number: int) -> DivergedError:
         newest = "none"

@@ -15,7 +15,6 @@ STARS = ["1 star", *(f"{number} stars" for number in range(2, 6))]
         ([1.0, 0.0], ("1.0", "0.0"), [0, 1], ""),
         ([4, 1, 0], STARS, [4, 1, 0], "4 is 5 stars, 1 is 2 stars, 0 is 1 star"),
         (["Good", "good", "BAD"], ("bad", "good"), [1, 1, 0], "Good is good, BAD is bad"),
-        ([True, False], ("false", "true"), [1, 0], "True is true, False is false"),
         (["a", "A"], ("A", "a"), [1, 0], ""),
     ],
 )
@@ -27,11 +26,10 @@ def test_labels_are_names_in_any_case_or_numbers(labels, names, numbers, note):
 @pytest.mark.parametrize(
     ("label_map", "labels", "numbers"),
     [
-        ("positive=1,negative=0", ["negative", "Positive"], [0, 1]),
-        ("up=pos", ["up", "NEG"], [1, 0]),
+        ("positive=1,negative=0", ["negative", "positive"], [0, 1]),
+        ("up=pos", ["UP", "NEG"], [1, 0]),
         ('"so, so=NEG", a=b=POS', ["so, so", "a=b"], [0, 1]),
         ("1=NEG,0=POS", [1.0, 0.0], [0, 1]),
-        ("1.0=NEG,0.0=POS", [1.0, 0.0], [0, 1]),
         ("4=POS,1=NEG,3=POS", [4, 1, 3], [1, 0, 1]),
     ],
 )
@@ -59,5 +57,7 @@ def test_unknown_and_doubtful_labels(labels, names, label_map, message):
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "=1", "a=1,", "a=1,a=2"])
 def test_malformed_label_maps(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=f"^must be VALUE=LABEL,.*, got {text}$"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match=f"^must be VALUE=LABEL,VALUE=LABEL, got {text}$"
+    ):
         parse_label_map(text)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from nn.checkpoints import VOCAB, save_random
 
@@ -17,11 +18,12 @@ START, SNR_DB = 5, 30.0
 def test_methods_recover_texts_and_the_model_reads_them(tmp_path):
     model = load_pretrained(save_random(tmp_path, "llama"))
     budget = language.Budget(num_texts=3, num_draws=2, snr_db=(SNR_DB,), beam=3)
-    training, cases = [[*range(VOCAB)], [4, 7, 2]], [("matched", SNR_DB), ("per-token", SNR_DB)]
-    inputs = START, training, IDS, cases, language.METHODS, budget, lambda share: None
-    table = language.measure("mrpc", model, *inputs)["results"]
+    training, protocols = [[*range(VOCAB)], [4, 7, 2]], ["clean", "matched", "per-token"]
+    inputs = model, START, training, IDS, language.METHODS, budget, lambda share: None
+    parts = [language.measure("mrpc", each, *inputs)["results"] for each in protocols]
+    table = pd.concat(parts)
     recovered = table[table.metric == "recovered"]
-    assert len(recovered) == len(language.METHODS) * len(cases) * budget.num_draws
+    assert len(recovered) == len(language.METHODS) * 2 * budget.num_draws
     assert (recovered[["score", "low", "high"]] == 100).all(axis=None)
 
     whole = jnp.concatenate([jnp.full((3, 1), START), IDS[:, :-1]], axis=1)
@@ -37,7 +39,7 @@ def test_methods_recover_texts_and_the_model_reads_them(tmp_path):
 
     write_results(tmp_path, table)
     page = language.page(tmp_path)
-    assert len(page.tables[0].rows) == len(language.METHODS) * len(cases)
+    assert len(page.tables[0].rows) == len(language.METHODS) * 2
 
 
 def test_texts_that_were_seen_in_training_are_not_reported(tmp_path):

@@ -69,3 +69,14 @@ def test_marginals_are_sums_over_all_paths(length):
     likelihood, transition = chain(length, 4)
     got = marginals(*map(jnp.asarray, (likelihood, transition)), jnp.ones(length, bool))
     np.testing.assert_allclose(got, enumerated(likelihood, transition), rtol=1e-4, atol=1e-6)
+
+
+def test_looking_ahead_turns_the_forward_pass_into_the_marginals():
+    likelihood, transition = chain(4, 3)
+    forward = [likelihood[0]]
+    for emitted, moved in zip(likelihood[1:], transition, strict=True):
+        forward.append(logsumexp(forward[-1][:, None] + moved, axis=0) + emitted)
+    ahead = priors.look_ahead(jnp.asarray(likelihood), jnp.asarray(transition))
+    both = np.exp(np.array(forward) - np.max(forward, 1, keepdims=True) + ahead)
+    want = marginals(jnp.asarray(likelihood), jnp.asarray(transition), jnp.ones(4, bool))
+    np.testing.assert_allclose(both / both.sum(1, keepdims=True), want, rtol=1e-3)

@@ -390,7 +390,7 @@ def test_a_run_predicts_labels_of_texts(flags, cell, capsys, monkeypatch):
     "words, message",
     [
         (["--model", "robertha"], "robertha is not trained on sentiment: there is no "),
-        (["--model", "bert"], "--model must be tinybert or robertha, got bert"),
+        (["--model", "bert"], "unknown --model 'bert': did you mean "),
         (["--model", "tinybert", "--pair", "b"], "sentiment is on single texts: leave out --pair"),
         (["--model", "tinybert", "--pair", "b", "c"], "--pair must have 1 texts, got 2"),
         ([], "--model is required: the run has tinybert, robertha"),

@@ -70,6 +70,16 @@ def test_without_context_each_token_is_that_of_denoise(sigma):
     assert found.margin == jnp.inf
 
 
+def test_frequencies_rank_the_candidates_and_exclude_patterns():
+    """With one candidate a token, the search has no choice."""
+    frequencies = TABLE[0].at[2].set(-jnp.inf)
+    one = partial(denoise, patterns=PATTERNS, sigma=SIGMA, log_prior=frequencies)
+    found = search(num_candidates=1, beam=1, log_prior=frequencies)
+    np.testing.assert_array_equal(found.index, jax.vmap(lambda x: one(x).index)(NOISY))
+    whole = search(log_prior=frequencies)
+    assert 2 not in whole.index and whole.log_probability <= search().log_probability
+
+
 def test_a_wider_beam_reads_ahead_where_greedy_search_errs():
     """The first token costs little less than another, which the second token requires."""
     last = jnp.log(jnp.array([[0.5, 0.5, 0, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 1, 0]]))

@@ -6,6 +6,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 VOCAB, WIDTH, FF, LAYERS, HEADS, POSITIONS, PAD = 20, 8, 12, 2, 2, 16, 3
+NARROW = 6  # width of ELECTRA's token embeddings
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FF}
 SIZES |= {"num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS}
@@ -19,7 +20,13 @@ GEMMA2 |= {"hidden_activation": "gelu_pytorch_tanh", "attn_logit_softcapping": 5
 GEMMA2 |= {"final_logit_softcapping": 3.0, "rope_theta": 100.0}
 LLAMA = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
 LLAMA |= {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 100.0}
+DISTILBERT = {"vocab_size": VOCAB, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS}
+DISTILBERT |= {"hidden_dim": FF, "max_position_embeddings": POSITIONS, "activation": "gelu"}
 SETTINGS = {"bert": ENCODER, "roberta": ENCODER, "gpt2": GPT2, "gemma2": GEMMA2, "llama": LLAMA}
+WINDOWS = {"sliding_window": 3, "use_sliding_window": True, "max_window_layers": 1}
+SETTINGS |= {"mistral": LLAMA | {"sliding_window": 3}, "qwen2": LLAMA | WINDOWS}
+SETTINGS |= {"qwen3": LLAMA | WINDOWS, "distilbert": DISTILBERT}
+SETTINGS |= {"electra": ENCODER | {"embedding_size": NARROW}}
 CONFIGS = {name: {"model_type": name, **settings} for name, settings in SETTINGS.items()}
 
 
@@ -27,17 +34,20 @@ def shapes(family):
     """Returns the shapes of a file's tensors by the names of Hugging Face's models."""
     named = {}
 
-    def linear(name, inputs, outputs, *, transposed=True):
+    def linear(name, inputs, outputs, *, transposed=True, bias=True):
         named[f"{name}.weight"] = (outputs, inputs) if transposed else (inputs, outputs)
-        named[f"{name}.bias"] = (outputs,)
+        named.update({f"{name}.bias": (outputs,)} if bias else {})
 
-    def norm(name):
-        named[f"{name}.weight"] = named[f"{name}.bias"] = (WIDTH,)
+    def norm(name, width=WIDTH):
+        named[f"{name}.weight"] = named[f"{name}.bias"] = (width,)
 
-    if family in ("bert", "roberta"):
+    if family in ("bert", "roberta", "electra"):
+        width = NARROW if family == "electra" else WIDTH
         for name, count in (("word", VOCAB), ("position", POSITIONS), ("token_type", 2)):
-            named[f"embeddings.{name}_embeddings.weight"] = (count, WIDTH)
-        norm("embeddings.LayerNorm")
+            named[f"embeddings.{name}_embeddings.weight"] = (count, width)
+        norm("embeddings.LayerNorm", width)
+        if family == "electra":
+            linear("embeddings_project", width, WIDTH)
         for layer in (f"encoder.layer.{i}" for i in range(LAYERS)):
             for part in ("query", "key", "value"):
                 linear(f"{layer}.attention.self.{part}", WIDTH, WIDTH)
@@ -46,6 +56,17 @@ def shapes(family):
             linear(f"{layer}.intermediate.dense", WIDTH, FF)
             linear(f"{layer}.output.dense", FF, WIDTH)
             norm(f"{layer}.output.LayerNorm")
+    elif family == "distilbert":
+        for name, count in (("word", VOCAB), ("position", POSITIONS)):
+            named[f"embeddings.{name}_embeddings.weight"] = (count, WIDTH)
+        norm("embeddings.LayerNorm")
+        for layer in (f"transformer.layer.{i}" for i in range(LAYERS)):
+            for part in ("q", "k", "v", "out"):
+                linear(f"{layer}.attention.{part}_lin", WIDTH, WIDTH)
+            norm(f"{layer}.sa_layer_norm")
+            linear(f"{layer}.ffn.lin1", WIDTH, FF)
+            linear(f"{layer}.ffn.lin2", FF, WIDTH)
+            norm(f"{layer}.output_layer_norm")
     elif family == "gpt2":
         named["transformer.wte.weight"] = (VOCAB, WIDTH)
         named["transformer.wpe.weight"] = (POSITIONS, WIDTH)
@@ -64,26 +85,34 @@ def shapes(family):
             for part in norms if family == "gemma2" else norms[:2]:
                 named[f"{layer}.{part}_layernorm.weight"] = (WIDTH,)
             for part, count in (("q", 24), ("k", 12), ("v", 12)):
-                named[f"{layer}.self_attn.{part}_proj.weight"] = (count, WIDTH)
+                linear(f"{layer}.self_attn.{part}_proj", WIDTH, count, bias=family == "qwen2")
+            for part in "qk" if family == "qwen3" else "":
+                named[f"{layer}.self_attn.{part}_norm.weight"] = (6,)
             named[f"{layer}.self_attn.o_proj.weight"] = (WIDTH, 24)
             for part in ("gate", "up"):
                 named[f"{layer}.mlp.{part}_proj.weight"] = (FF, WIDTH)
             named[f"{layer}.mlp.down_proj.weight"] = (WIDTH, FF)
         named["model.norm.weight"] = (WIDTH,)
-        if family == "llama":
+        if family != "gemma2":
             named["lm_head.weight"] = (VOCAB, WIDTH)
     return named
 
 
 HEADS_OF = {"bert": ("pooler.dense", "classifier")}
-HEADS_OF["roberta"] = ("classifier.dense", "classifier.out_proj")
+HEADS_OF["roberta"] = HEADS_OF["electra"] = ("classifier.dense", "classifier.out_proj")
+HEADS_OF["distilbert"] = ("pre_classifier", "classifier")
 
 
 def with_head(family, num_labels):
     """Returns the shapes and settings of a model for sequence classification."""
-    named, (dense, out) = shapes(family), HEADS_OF[family]
-    named |= {f"{dense}.weight": (WIDTH, WIDTH), f"{dense}.bias": (WIDTH,)}
-    named |= {f"{out}.weight": (num_labels, WIDTH), f"{out}.bias": (num_labels,)}
+    named = shapes(family)
+    if family in HEADS_OF:
+        dense, out = HEADS_OF[family]
+        named |= {f"{dense}.weight": (WIDTH, WIDTH), f"{dense}.bias": (WIDTH,)}
+        named |= {f"{out}.weight": (num_labels, WIDTH), f"{out}.bias": (num_labels,)}
+    else:
+        named.pop("lm_head.weight", None)
+        named["score.weight"] = (num_labels, WIDTH)
     return named, {"architectures": ["ModelForSequenceClassification"]}
 
 

@@ -18,6 +18,8 @@ MASK = np.arange(7) < np.array([[7], [4], [6]])
 VOCABULARY = train_vocabulary(["a b c d e f g h i j k l m n o p"])
 TYPES = np.random.default_rng(1).integers(0, 2, IDS.shape)
 
+HEADS = {"distilbert": jax.nn.relu, "electra": partial(jax.nn.gelu, approximate=False)}
+
 
 def load(folder, family, *, num_labels=0, **changes):
     labels = [f"label {number}" for number in range(num_labels)]
@@ -76,7 +78,7 @@ def test_iteration_changes_the_output_and_has_gradients_in_all_parameters(bert):
 
 
 @pytest.mark.parametrize("num_labels", [0, 3], ids=["new", "loaded"])
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", checkpoints.HEADS_OF)
 def test_a_classifier_starts_from_the_loaded_parameters(tmp_path, family, num_labels):
     loaded = load(tmp_path, family, num_labels=num_labels)
     model = text_classifier(loaded, None if num_labels else 3, separator=5)
@@ -85,11 +87,12 @@ def test_a_classifier_starts_from_the_loaded_parameters(tmp_path, family, num_la
     assert same["classifier"].pop("kernel") == bool(num_labels) and all(jax.tree.leaves(same))
     assert model.config.attention["dropout"] == model.config.dropout == 0.1
     types = model.apply(first, jnp.asarray(IDS), method="token_types")
-    assert types.any() == (family == "bert")  # RoBERTa's are all 0
-    hidden = loaded.forward(loaded.embed(IDS), MASK, token_types=types).output
+    assert types.any() == (family in ("bert", "electra"))  # RoBERTa's are all 0
+    known = {"token_types": types} if "types" in first else {}
+    hidden = loaded.forward(loaded.embed(IDS), MASK, **known).output
     if num_labels:
         pooler, classifier = (loaded.params[name] for name in ("pooler", "classifier"))
-        pooled = np.tanh(hidden[:, 0] @ pooler["kernel"] + pooler["bias"])
+        pooled = HEADS.get(family, np.tanh)(hidden[:, 0] @ pooler["kernel"] + pooler["bias"])
         logits = pooled @ classifier["kernel"] + classifier["bias"]
     else:
         pooled = jnp.where(MASK[..., None], hidden, 0).sum(1) / MASK.sum(1, keepdims=True)
@@ -99,8 +102,28 @@ def test_a_classifier_starts_from_the_loaded_parameters(tmp_path, family, num_la
     assert "pooler" not in text_classifier(loaded, 2).init(jax.random.key(0))
 
 
+def test_recorded_logits_and_gradients_of_a_distilbert(shared):
+    path = shared / "golden" / "hf_distilbert_classifier_tiny"
+    if not path.is_dir():
+        pytest.skip(f"no recorded run at {path}")
+    with np.load(path / "expected.npz") as file:
+        ids, mask, logits, _, slopes = map(jnp.asarray, file.values())
+    loaded = load_pretrained(path)
+    model, params = text_classifier(loaded, dropout=0.0), loaded.params
+
+    def scalar(change):
+        added = nn.Perturbation(token=change)
+        found = model.apply(params, ids, mask == 1, added=added).logits
+        return jnp.linalg.norm(found, axis=-1).sum(), found
+
+    gradient, found = jax.grad(scalar, has_aux=True)(jnp.zeros((*ids.shape, 32)))
+    assert loaded.labels == ("bad", "fair", "good")
+    np.testing.assert_allclose(found, logits, atol=1e-6)
+    np.testing.assert_allclose(jnp.linalg.norm(gradient, axis=-1), slopes, rtol=1e-4)
+
+
 @pytest.mark.parametrize("num_labels", [0, 3], ids=["mean", "head"])
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", checkpoints.HEADS_OF)
 def test_a_saved_classifier_is_a_model_of_its_family(tmp_path, family, num_labels):
     (tmp_path / "original").mkdir()
     options = {"num_labels": num_labels, "pad_token_id": VOCABULARY.pad_id}
@@ -115,7 +138,8 @@ def test_a_saved_classifier_is_a_model_of_its_family(tmp_path, family, num_label
     assert again.config["model_type"] == family
     assert again.labels == (classifier.labels if num_labels else ())
     types = model.apply(params, jnp.asarray(IDS), method="token_types")
-    hidden = again.forward(again.embed(IDS), MASK, token_types=types).output
+    known = {"token_types": types} if "types" in params else {}
+    hidden = again.forward(again.embed(IDS), MASK, **known).output
     tokens = model.apply(params, jnp.asarray(IDS), method="embed_tokens")
     first = model.apply(params, tokens, types, method="embed")
     expected = model.apply(params, first, jnp.asarray(MASK), method="hidden_states")[-1]
@@ -164,7 +188,7 @@ def test_a_classifier_keeps_the_attention_of_the_model(bert):
 @pytest.mark.parametrize(
     ("family", "changes", "options", "message"),
     [
-        ("gpt2", {}, {}, "the model must be a BERT or RoBERTa, got gpt2"),
+        ("gpt2", {}, {}, "the model must be an encoder, such as a BERT, got gpt2"),
         ("bert", {}, {"attention": partial(HopfieldAttention, beta=2.0)}, "must be a class, such"),
         ("bert", {}, {"num_heads": 1}, r"num_heads must not be passed: the model has \d+ heads"),
         ("bert", {}, {"num_outputs": None}, "num_outputs is required: the model has no classifier"),

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from hopfax.nn import causal, load_pretrained, tensor_files
 
-FAMILIES = ("bert", "roberta", "gpt2", "gemma2", "llama")
+FAMILIES = ("bert", "roberta", "distilbert", "electra", "gpt2", "gemma2", "llama")
 
 
 def load(folder, family, tensors, **changes):
@@ -47,7 +47,9 @@ def texts(rng):
     return np.where(mask, ids, PAD), mask
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2", "llama"])
+@pytest.mark.parametrize(
+    "name", ["bert", "xlm_roberta", "distilbert", "electra", "gpt2", "gemma2", "llama"]
+)
 def test_recorded_states_outputs_and_gradients(shared, name):
     path = shared / "golden" / f"hf_{name}_tiny"
     if not path.is_dir():
@@ -141,9 +143,8 @@ def test_the_head_for_sequence_classification(tmp_path, family):
     parts = (model.params[name] for name in ("pooler", "classifier"))
     head = [np.max(part[kind]) for part in parts for kind in ("kernel", "bias")]
     assert head == [len(named) + i for i in (-4, -3, -2, -1)]
-    several = {"problem_type": "multi_label_classification"}
-    for changes in ({"architectures": ["ForTokenClassification"]}, settings | several):
-        assert load(tmp_path, family, tensors, **labels, **changes).labels == ()
+    other = {"architectures": ["ForTokenClassification"]}
+    assert load(tmp_path, family, tensors, **labels, **other).labels == ()
     for labels, message in (
         # The default is two labels, which `transformers` does not write.
         ({}, r"weight must have shape \(2, 8\), got \(3, 8\)"),
@@ -169,12 +170,14 @@ def test_every_number_of_the_file_is_in_one_leaf(family, tmp_path):
     numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model.params)])
     np.testing.assert_array_equal(np.sort(numbers), np.arange(start))
     assert model.config.items() >= CONFIGS[family].items()
-    assert model.table.shape == (VOCAB, WIDTH)
+    assert model.table.shape == (VOCAB, checkpoints.NARROW if family == "electra" else WIDTH)
 
 
 LEFT_OUT = {  # of transformers
     "bert": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "type_vocab_size": 2},
     "roberta": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 1},
+    "distilbert": {"activation": "gelu"},
+    "electra": {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "type_vocab_size": 2},
     "gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
     "gemma2": {
         "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
@@ -211,6 +214,8 @@ def test_shards_are_the_same_as_one_file(folder, tmp_path, draw, family):
 IGNORED = {
     "bert": ("embeddings.position_ids", "pooler.dense.weight", "cls.predictions.bias"),
     "roberta": ("embeddings.position_ids", "lm_head.dense.weight", "classifier.out_proj.bias"),
+    "distilbert": ("vocab_projector.bias", "pre_classifier.weight", "classifier.bias"),
+    "electra": ("discriminator_predictions.dense.bias", "generator_lm_head.bias"),
     "gpt2": ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"),
     "gemma2": ("lm_head.weight",),
     "llama": ("layers.0.self_attn.rotary_emb.inv_freq",),
@@ -219,8 +224,10 @@ IGNORED = {
 
 def other_name(family, name):
     """The name of a tensor in an older BERT, and in a GPT-2 without a head."""
-    if family == "bert":
-        return "bert." + name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+    if family in ("bert", "distilbert", "electra"):
+        return f"{family}." + name.replace("Norm.weight", "Norm.gamma").replace(
+            "Norm.bias", "Norm.beta"
+        )
     return name.removeprefix("transformer.")
 
 
@@ -375,7 +382,7 @@ def test_all_wrong_tensors_are_named(tmp_path, draw):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("bert", {"model_type": "t5"}, "model_type must be one of bert, .*llama, got 't5'"),
+        ("bert", {"model_type": "t5"}, r"model_type must be one of .*, got 't5'; .*\[torch\]"),
         ("llama", {"attention_bias": True}, "attention_bias must be False, got True"),
         ("llama", {"mlp_bias": True}, "mlp_bias must be False, got True"),
         ("llama", {"rope_scaling": {"rope_type": "llama3"}}, "rope_type must be .*, got 'llama3'"),
@@ -421,7 +428,7 @@ def test_missing_and_broken_files(tmp_path, draw):
     config.write_text(json.dumps(CONFIGS["bert"]))
     refused(r"no model\.safetensors and no .*index\.json$", FileNotFoundError)
     (folder / "tf_model.h5").touch()
-    refused("json; convert tf_model.h5 to safe", FileNotFoundError)
+    refused("json; convert tf_model.h5 to safe.* then call save_", FileNotFoundError)
     for shards in ({"a": 1}, None, *({"a": f"{x}b.safetensors"} for x in ("../", "/", "c\\"))):
         index.write_text(json.dumps({"weight_map": shards}))
         refused(r"weight_map from tensors to \.safetensors files in")
@@ -440,12 +447,13 @@ def test_inputs_are_checked(folder, family):
     model = load_pretrained(folder)
     limit = checkpoints.POSITIONS - PAD - 1 if family == "roberta" else checkpoints.POSITIONS
     assert model.max_length == limit
-    tokens, types = np.zeros((2, limit + 1, WIDTH)), np.full((2, 3), 9)
-    wrong = r"in \[0, \d\], got 9" if "bert" in family else "None for a model without"
+    width = model.table.shape[1]
+    tokens, types = np.zeros((2, limit + 1, width)), np.full((2, 3), 9)
+    wrong = r"in \[0, \d\], got 9" if "types" in model.params else "None for a model without"
     for inputs, options, message in (
         ((tokens[:, :3], np.ones((2, 3))), {"token_types": types}, f"token_types must be {wrong}"),
         ((tokens, np.ones((2, limit + 1))), {}, f"at most {limit} tokens, got {limit + 1}"),
-        ((tokens[:, :4], np.ones((2, 3))), {}, r"embeddings must have shape \(batch, tokens, 8\)"),
+        ((tokens[:, :4], np.ones((2, 3))), {}, rf"embeddings must have .* tokens, {width}\)"),
         ((tokens[:, :4], None), {}, r"mask must have shape \(batch, tokens\), got None"),
         ((tokens[:, :1], np.full((2, 1), -1e3)), {}, "mask must be 1 at real .*, got -1000"),
     ):

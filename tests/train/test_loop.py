@@ -1,3 +1,4 @@
+import re
 from functools import cache, partial
 
 import jax
@@ -77,6 +78,13 @@ def test_everything_is_logged_and_reported(tmp_path):
     assert [line["best"] for line in epochs] == [[5, 1], [5, 2], [5, 3]]
     shares = [share for share, fields in reports if "validation" in fields]
     assert reports[0][0] == 0 and shares == [1 / 3, 2 / 3, 1]
+
+
+def test_progress_is_shown_by_default(capsys):
+    run(epochs=1, on_progress=lambda *_, **__: None)
+    assert capsys.readouterr() == ("", "")
+    run(epochs=1)
+    assert re.fullmatch(r"0%\n(.+\n)*100%  done  validation \S+\n", capsys.readouterr().err)
 
 
 @cache
