@@ -55,7 +55,7 @@ def report(flags: argparse.Namespace) -> tuple[list[Row], dict[str, bytes]]:
     names = names if len({*names}) == len(names) else folders
     models = [_measure(*each) for each in zip(names, folders, tasks, strict=True)]
     shown = {"flags": vars(flags), "metric": metric, "margin": MARGIN, "models": models}
-    plots = {"typos": ([*TYPOS], "words with typos, %"), "noise": ([*_SITES], "dB")}
+    plots = {"typos": ([*TYPOS], "words with typos, %"), "noise": ([*_SITES], "noise, dB")}
     pictures = {
         name: page.Picture(partial(_draw, models, f"{metric} × 100", *each), "")
         for name, each in plots.items()
@@ -132,7 +132,7 @@ def _decibels(task: Task) -> list[dict[str, Any]]:
     for snr_db in (None, 6, 0, -6, -12):
         noisy = table[token] + (0 if snr_db is None else 10 ** (-snr_db / 20)) * noise
         distances = np.linalg.norm(table - noisy, axis=1) / size
-        nearest = np.argsort(distances, kind="stable")[:4]
+        nearest = np.argsort(distances, kind="stable")[:3]
         named = zip(words(model.vocabulary, nearest), distances[nearest].tolist(), strict=True)
         rows.append({"snr_db": snr_db, "nearest": [*named]})
     return rows
