@@ -12,13 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hopfax import __version__
 from hopfax.hub import local_path, optional_import
-
-if TYPE_CHECKING:  # imports jax, which --help does not wait for
-    from hopfax.measure import Page
 
 
 def _integer(low: int, text: str) -> int:
@@ -193,7 +190,7 @@ def _write(flags: argparse.Namespace, results: Iterable[tuple[str, bytes]]) -> P
     return flags.out / ("report.html" if flags.command == "report" else _PAGES[flags.format])
 
 
-def _figure(title: str, page: "Page") -> Any:
+def _figure(title: str, page: Any) -> Any:
     """Draws the figure of a page."""
     from matplotlib.figure import Figure
 

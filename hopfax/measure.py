@@ -93,8 +93,8 @@ class Task(NamedTuple):
 
 def read_model(flags: argparse.Namespace) -> TextModel:
     """Returns the model of the flags."""
-    given = {name: getattr(flags, name) for name in ("revision", "device", "trust_remote_code")}
-    options = {name: value for name, value in given.items() if value}
+    names = ("revision", "device", "trust_remote_code")
+    options = {name: value for name, value in vars(flags).items() if name in names and value}
     model = load_text_model(flags.folder, **options)
     model.batch_size, model.seed = getattr(flags, "batch_size", None), flags.seed
     return model
@@ -126,8 +126,7 @@ def robustness(flags: argparse.Namespace) -> Page:
         for site, snr_db in with_progress(plan)
     ]
     if task.model.memory:
-        place = SITES[task.model.memory]
-        note += f" The model itself removes noise {place} (hopfax.nn.with_memory)."
+        note += f" The model removes noise {SITES[task.model.memory]} (hopfax.nn.with_memory)."
     if flags.memory:
         note += " Memory: posterior means of the token embeddings (hopfax.nn.recall)."
     return _page(flags, task, rows, "signal-to-noise ratio in dB", note)
@@ -197,8 +196,7 @@ def _targets(
 ) -> tuple[np.ndarray, str]:
     """Returns the labels as class numbers or scores, and the metric; `names` are the model's."""
     if len(set(map(str, labels))) < 2:
-        rows = f"the {len(labels)} rows used of {flags.dev}"
-        raise ValueError(f"--label must have two or more values in {rows}")
+        raise ValueError(f"--label must have two or more values, got {labels[0]} in {flags.dev}")
     if len(names) > 1:
         targets, note = class_numbers(labels, names, label_map=flags.label_map)
         if note:
@@ -206,8 +204,7 @@ def _targets(
         return targets, "accuracy"
     if not (names or flags.pair):
         raise ValueError(
-            f"{flags.folder} has no labels, unlike a model for sequence classification: to score "
-            "text similarity, pass --pair and a numeric --label column"
+            f"{flags.folder} has no labels: for text similarity, pass --pair and numeric --label"
         )
     if wrong := [x for x in labels if not (isinstance(x, int | float) and np.isfinite(x))]:
         got = f"{wrong[0]} in {flags.dev}"
@@ -245,9 +242,8 @@ def stability(flags: argparse.Namespace) -> Page:
         axes.set(xlabel="replaced tokens, %", ylabel="cosine with the clean output")
 
     note = (
-        "Each token, except special tokens, is kept with probability (1 + ρ)/2 and otherwise "
-        "drawn uniformly from the vocabulary (Noise Stability of Transformer Models, Eq. 7). "
-        "Score: cosine of both outputs; 95 % intervals over the texts."
+        "Each token that is not special is kept with probability (1 + ρ)/2, else drawn uniformly "
+        "(Noise Stability of Transformer Models, Eq. 7). Score: cosine of outputs, 95 % intervals."
     )
     what = "probabilities" if model.labels else "embedding"
     title = f"{_name(flags)}: stability of the {what}, {len(texts)} texts"

@@ -6,14 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hopfax.hub import optional_import
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -29,23 +26,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, drawn on demand, and its caption: one sentence that names the axes."""
+    """A matplotlib figure, drawn on demand, and its caption: one sentence that names the axes."""
 
-    draw: Callable[[], "Figure"]
+    draw: Callable[[], Any]
     caption: str
 
     @functools.cached_property
-    def figure(self) -> "Figure":
+    def figure(self) -> Any:
         """The figure, drawn once."""
         return self.draw()
 
 
 @dataclass(frozen=True)
 class Page:
-    """Contents of a page, in order."""
+    """Contents of a page, in order; names of pictures are words, such as "scores"."""
 
     title: str
-    # By name, a word such as "scores", the most important first.
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     tables: Sequence[Table] = ()
 
@@ -55,11 +51,8 @@ def html(
 ) -> str:
     """Returns a page as one HTML file with SVG figures. It needs no script; text is escaped.
 
-    Args:
-        page: The page.
-        template: Name of the Jinja template, which may extend `page.html.j2`.
-        folders: Folders with templates, searched before this package's.
-        **values: What else the template uses.
+    The Jinja template, which may extend `page.html.j2`, is searched in `folders` first; `values`
+    are what else it uses.
 
     Raises:
         ModuleNotFoundError: `jinja2` is not installed.
@@ -75,7 +68,7 @@ def html(
     return environment.get_template(template).render(page=page, svgs=svgs, **values)
 
 
-def svg(figure: "Figure", name: str) -> Any:
+def svg(figure: Any, name: str) -> Any:
     """Returns a figure as an SVG element whose ids start with `name`: a page has several."""
     from matplotlib import rc_context
 

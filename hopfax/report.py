@@ -1,14 +1,9 @@
 """The report of a text model: what typos and noise cost it, what helps, and which texts break.
 
-Clean and changed scores of the same texts are compared. By the 95 % interval of the points lost, a
-condition is
-
-- **harmless** if the interval ends below `MARGIN` points,
-- **costly** if it does not, and starts above zero,
-- **unclear** otherwise: there are too few texts to tell.
-
-Noise is harmless "down to" a level if that level and all weaker ones are harmless. Small samples
-have wide intervals, so they can show a cost, but not that there is none.
+Scores of the same texts are compared, clean and changed. A change is *harmless* if the 95 %
+interval of the points lost ends below `MARGIN`, *costly* if it does not and starts above zero, else
+*unclear*: there are too few texts to tell. Noise is harmless "down to" a level if that and all
+weaker ones are. A small sample has wide intervals: it can show a cost, but not that there is none.
 """
 
 import argparse
@@ -47,8 +42,7 @@ def report(flags: argparse.Namespace) -> tuple[list[Row], dict[str, bytes]]:
     """Measures one or two models; returns the rows, and the files report.json and report.html.
 
     Raises:
-        ValueError: The models have different metrics, or a model, the file and the flags do not
-            fit, as for `hopfax robustness`.
+        ValueError: The models have different metrics, or a model, the file or a flag is invalid.
     """
     optional_import("jinja2")
     folders = [flags.folder, *filter(None, [flags.compare])]
@@ -61,24 +55,22 @@ def report(flags: argparse.Namespace) -> tuple[list[Row], dict[str, bytes]]:
     names = names if len({*names}) == len(names) else folders
     models = [_measure(*each) for each in zip(names, folders, tasks, strict=True)]
     shown = {"flags": vars(flags), "metric": metric, "margin": MARGIN, "models": models}
-    plots = {"typos": ([*TYPOS], "words with typos, %"), "noise": ([*_SITES], "dB")}
+    plots = {"typos": ([*TYPOS], "words with typos, %"), "noise": ([*_SITES], "noise, dB")}
     pictures = {
         name: page.Picture(partial(_draw, models, f"{metric} × 100", *each), "")
         for name, each in plots.items()
     }
     options = {"quote": shlex.quote, "typos": [*TYPOS], "noises": [*_SITES], "random": RANDOM}
-    contents = page.Page(" and ".join(names), pictures)
-    text = {
-        "report.json": json.dumps(shown, indent=2, ensure_ascii=False, default=str),
-        "report.html": page.html(contents, "report.html.j2", **options, **shown),
-    }
+    html = page.html(page.Page(" and ".join(names), pictures), "report.html.j2", **options, **shown)
+    values = json.dumps(shown, indent=2, ensure_ascii=False, default=str)
     rows = [
         {"model": model["name"], **row}
         for model in models
         for row in (model["clean"], *itertools.chain(*model["rows"].values()))
     ]
     # Names of files may not be UTF-8.
-    return rows, {name: each.encode(errors="replace") for name, each in text.items()}
+    files = {"report.html": html, "report.json": values}
+    return rows, {name: each.encode(errors="replace") for name, each in files.items()}
 
 
 def _measure(name: str, folder: str, task: Task) -> dict[str, Any]:
@@ -140,7 +132,7 @@ def _decibels(task: Task) -> list[dict[str, Any]]:
     for snr_db in (None, 6, 0, -6, -12):
         noisy = table[token] + (0 if snr_db is None else 10 ** (-snr_db / 20)) * noise
         distances = np.linalg.norm(table - noisy, axis=1) / size
-        nearest = np.argsort(distances, kind="stable")[:4]
+        nearest = np.argsort(distances, kind="stable")[:3]
         named = zip(words(model.vocabulary, nearest), distances[nearest].tolist(), strict=True)
         rows.append({"snr_db": snr_db, "nearest": [*named]})
     return rows
@@ -190,7 +182,6 @@ def _parts(version: Version) -> Iterator[tuple[str, str | None]]:
 
 def _draw(models: Sequence[dict[str, Any]], ylabel: str, kinds: list[str], xlabel: str) -> Any:
     """Draws scores with intervals; the clean scores and the baseline are horizontal lines."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure, percent = Figure(figsize=(5.2, 3.6), layout="constrained"), kinds[0] in TYPOS
@@ -212,6 +203,7 @@ def _draw(models: Sequence[dict[str, Any]], ylabel: str, kinds: list[str], xlabe
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_inverted(not percent)
-    with rc_context({"text.parse_math": False}):  # names may have dollar signs
-        figure.legend(loc="outside upper left", ncols=2, fontsize=9, frameon=False)
+    legend = figure.legend(loc="outside upper left", ncols=2, fontsize=9, frameon=False)
+    for each in legend.get_texts():
+        each.set_parse_math(False)  # names may have dollar signs
     return figure

@@ -282,8 +282,10 @@ def load_text_model(
     try:
         model = NativeModel(model_folder(name, revision))
         if device := options.get("device"):
-            model.params = jax.device_put(model.params, _jax_device(device))
+            model.params = jax.device_put(model.params, jax.devices(device)[0])
         return model
+    except RuntimeError as error:  # of `devices`; it lists those of this machine
+        raise ValueError(f"device: {error}") from None
     except (FileNotFoundError, ValueError) as error:
         # Not supported: a family, a setting or the format. All other errors are of broken files.
         if not re.search(r"config\.json: |has no model\.safetensors", str(error)):
@@ -293,14 +295,6 @@ def load_text_model(
         return optional_import("hopfax.torch_model").TorchModel(name, revision=revision, **options)
     except ModuleNotFoundError as error:
         raise type(reason)(f"{reason}; PyTorch can load more models, but {error}") from None
-
-
-def _jax_device(name: str) -> Any:
-    try:
-        return jax.devices(name)[0]
-    except RuntimeError:
-        known = " or ".join(sorted({"cpu", jax.default_backend()}))
-        raise ValueError(f"device must be {known} on this machine, got {name}") from None
 
 
 def _call_causal(model: Pretrained, params: Params, *inputs: Any, method: str) -> Any:

@@ -22,7 +22,6 @@ from hopfax.nn import load_pretrained, robertha, tinybert, with_memory
 from hopfax.text_model import NativeModel, load_text_model
 
 WORDS = "abcdefghijklmnop"
-STARS = [f"{count} stars" for count in range(1, 6)]
 VOCABULARY = train_vocabulary([" ".join(WORDS)])
 SIZES = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
 
@@ -105,7 +104,7 @@ def test_robustness_of_an_encoder_is_a_rank_correlation(encoder, pairs, tmp_path
 @pytest.mark.parametrize("saved_by", ["hopfax", "transformers"])
 def test_robustness_of_a_classifier_is_accuracy(saved_by, classifier, films, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "SNR_DB", (6,))
-    model, names = classifier, ("--labels", "poor", "fine")
+    model, names = classifier, ("--label-map", "poor=bad,fine=GOOD")
     if saved_by == "hopfax":
         films.write_text(films.read_text().replace("bad", "poor").replace("good", "fine"))
     else:  # with labels by number, as in its data sets
@@ -133,24 +132,101 @@ def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_
     assert command.main(["stability", str(model), "--texts", str(pairs)]) == 1
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "expected"),
-    [
-        (["2", "1"], ("1", "2", "3"), [1, 0]),
-        ([1.0, 0.0], ("bad", "good"), [1, 0]),
-        ([1.0, 0.0], ("1.0", "0.0"), [0, 1]),
-        ([4, 1, 0], STARS, [4, 1, 0]),
-        ([0, 1], ("1", "2"), "0, 1, but the model's labels are 1, 2"),
-        ([0, "good"], ("bad", "good"), "0, good, but the model's labels are bad, good"),
-        ([4, 1, 3], STARS, "1, 3, 4, but the model's labels are 1 stars, "),  # numbers, or stars?
-    ],
-)
-def test_labels_that_are_numbers_are_names_first(labels, names, expected):
-    if isinstance(expected, list):
-        assert measure._class_numbers(labels, names).tolist() == expected
-        return
-    with pytest.raises(ValueError, match=f"^--label has {expected}.*: list .* --labels"):
-        measure._class_numbers(labels, names)
+@pytest.fixture
+def reviews(tmp_path):
+    """Ten texts of long words, so that all can be misspelled."""
+    words = ["wonderful", "terrible", "charming", "dreadful", "delicate"]
+    lines = (f"{a} {b} story,{'GOOD' if a < b else 'bad'}" for a in words for b in words[:2])
+    return write(
+        tmp_path / "reviews.csv", "review;label", *(each.replace(",", ";") for each in lines)
+    )
+
+
+@pytest.fixture
+def sensitive(tmp_path):
+    """A saved classifier of words, whose outputs depend on single letters."""
+    vocabulary = train_vocabulary(["wonderful terrible charming dreadful delicate story"] * 3)
+    model = robertha(vocabulary.size, 2, **SIZES | {"max_length": 64})
+    params = jax.tree.map(lambda leaf: 9 * leaf, model.init(jax.random.key(3)))
+    Classifier(model, params, vocabulary, ("bad", "good")).save(tmp_path / "sensitive")
+    return tmp_path / "sensitive"
+
+
+def test_typos_cost_points_of_the_same_texts(sensitive, reviews, tmp_path, capsys):
+    options = ("--dev", reviews, "--text", "review")
+    rows = run(tmp_path / "out", "typos", sensitive, *options)
+    shown = capsys.readouterr().err
+    assert f"{reviews}: separator ';', UTF-8" in shown and shown.count("GOOD is good") == 1
+    texts = [line.partition(";") for line in reviews.read_text().splitlines()[1:]]
+    labels, texts = np.array([label == "GOOD" for *_, label in texts]), [text for text, *_ in texts]
+    predict = load_text_model(sensitive).outputs
+    clean, changed = predict(texts).argmax(1), set()
+    assert [float(row["rate"]) for row in rows] == [0, 0.05, 0.05, 0.1, 0.1, 0.2, 0.2]
+    for row in rows[1:]:
+        change = measure.TYPOS[row["typos"]]
+        edits = [change(t, rate=float(row["rate"]), seed=(0, n)).text for n, t in enumerate(texts)]
+        predicted = predict(edits).argmax(1)
+        changed |= set(np.flatnonzero(predicted != clean).tolist())
+        lost, gained = (
+            np.sum(right & (clean != predicted)) for right in (clean == labels, clean != labels)
+        )
+        assert float(row["score"]) == pytest.approx(10 * np.sum(predicted == labels))
+        assert float(row["loss"]) == pytest.approx(10 * (lost - gained))
+        mean = (lost - gained) / 12  # Agresti and Min (2005): half a text more in each cell
+        half = 1.96 * ((lost + gained + 1) / 12 - mean**2) ** 0.5 / 12**0.5
+        ends = [float(row[name]) for name in ("loss_low", "loss_high")]
+        np.testing.assert_allclose(ends, [100 * (mean - half), 100 * (mean + half)], atol=0.01)
+    with (tmp_path / "out" / "examples.csv").open() as file:
+        examples = list(csv.DictReader(file))
+    assert changed and {int(each["row"]) for each in examples} == changed
+    for each in examples:
+        old, _, new = each["words"].partition(" → ")
+        assert each["clean"] != each["with typos"] and old in each["text"].split() and new != old
+
+
+def test_typos_of_pairs_cost_rank_correlation(encoder, pairs, tmp_path):
+    columns = ("--text", "first", "--pair", "second", "--label", "score")
+    rows = run(tmp_path / "out", "typos", encoder, "--dev", pairs, *columns)
+    assert len(rows) == 7 and not (tmp_path / "out" / "examples.csv").exists()
+    # Words of one letter do not change.
+    assert {(row["changed"], row["loss"]) for row in rows} == {("0.0", "0.0")}
+
+
+def test_seeds_draw_anew_and_batches_do_not_matter(encoder, pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "SNR_DB", (0,))
+    columns = ("--text", "first", "--pair", "second", "--label", "score", "--dev", pairs)
+    runs = [
+        run(tmp_path / f"{n}", "robustness", encoder, *columns, *flags)
+        for n, flags in enumerate([(), ("--batch-size", 3), ("--seed", 7), ("--seed", 2**31 - 1)])
+    ]
+    clean, noisy = ([float(rows[at]["score"]) for rows in runs] for at in (0, 1))
+    assert len(set(clean)) == 1 and noisy[0] == noisy[1] and len(set(noisy)) == 3
+    assert json.loads((tmp_path / "2" / "config.json").read_text())["seed"] == 7
+
+
+def test_influence_of_a_pair_is_signed_toward_the_label(remembering, tmp_path, capsys):
+    rows = run(tmp_path / "out", "influence", remembering, "a b", "c", "--format", "html")
+    measured = load_text_model(remembering).influence(("a b", "c"))
+    toward = [float(row["toward"]) for row in rows if row["layer"] == "output"]
+    np.testing.assert_allclose(toward, measured.toward, rtol=1e-3)
+    assert [row["token"] for row in rows[1::2]] == ["[CLS]", "a", "b", "[SEP]", "c", "[SEP]"]
+    first = f"predicted label {measured.label}: [CLS] ({'-+'[toward[0] > 0]}"
+    assert capsys.readouterr().out.startswith(first)
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert f"predicted label {measured.label}" in page and f"toward {measured.label}" in page
+
+
+def test_force_replaces_another_run_but_no_other_folder(classifier, films, tmp_path, capsys):
+    out, options = tmp_path / "out", ("--dev", films, "--text", "review", "--rows", 9)
+    run(out, "influence", classifier, "a")
+    write(out / "mine.txt", "mine")
+    run(out, "robustness", classifier, *options, "--format", "json", "--force")
+    names = {"config.json", "results.csv", "results.json", "mine.txt"}
+    assert {path.name for path in out.iterdir()} == names
+    document = json.loads((out / "results.json").read_text())
+    assert document["rows"][0]["snr_db"] is None and "Majority baseline" in document["note"]
+    arguments = ["influence", str(classifier), "a", "--out", str(tmp_path), "--force"]
+    assert command.main(arguments) == 1 and "--out must be new" in capsys.readouterr().err
 
 
 def test_outputs_are_the_probabilities_of_the_classifier(classifier, remembering):
@@ -282,6 +358,11 @@ def test_errors_are_one_line_and_leave_nothing(
     out, line = tmp_path / "out", write(tmp_path / "line.txt", "one line")
     weights = (broken := tiny_folder(tmp_path / "bert", "bert")) / "model.safetensors"
     save_file(load_file(weights) | {"embeddings.LayerNorm.bias": np.full(8, np.nan, "f")}, weights)
+    tokens = (*("[PAD]", "[UNK]", "[CLS]", "[SEP]"), *WORDS, *(f"x{n}" for n in range(99)), "zz")
+    large = tiny_folder(tmp_path / "large", "bert")
+    text_tokenizer(WordPiece(tokens=tokens)).save(str(large / "tokenizer.json"))
+    (foreign := tmp_path / "foreign").mkdir()
+    write(foreign / "config.json", '{"model_type": "mpnet"}')
     same = write(tmp_path / "same.csv", "review,label", "a,good", "b,good")
     scores = write(tmp_path / "scores.csv", "first,second,score", "a,b,4", "b,c,nan")
     columns = "--text first --label score"
@@ -292,7 +373,10 @@ def test_errors_are_one_line_and_leave_nothing(
         ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
         ("robustness", encoder, f"--dev {pairs} --text first --pair first", "must differ, got fir"),
         ("robustness", remembering, f"--dev {films} --text review --memory", "already has memory"),
-        ("robustness", classifier, f"--dev {films} --text review --labels a", "bad, good; got .'a"),
+        ("typos", encoder, f"--dev {films} --text review", "has no labels: for text similarity"),
+        ("typos", classifier, f"--dev {films} --text review --device tpu", "device: Unknown .*cpu"),
+        ("typos", foreign, f"--dev {films}", r"got .mpnet..*hopfax\[torch\]|cannot load"),
+        ("typos", large, f"--dev {films}", "token ids must be below .* 'zz' of .* has id"),
         ("robustness", classifier, f"--dev {same} --text review", "--label must have two or more"),
         ("influence", classifier, "", "SENTENCE must not be empty"),
         ("influence", broken, "a", "error: the model's outputs are not finite"),
@@ -300,19 +384,23 @@ def test_errors_are_one_line_and_leave_nothing(
         ("stability", encoder, f"--texts {tmp_path}/none.txt", "none.txt"),
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1
-        (error,) = capsys.readouterr().err.strip().splitlines()
+        error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.startswith("error: ") and re.search(message, error)
     assert not out.exists()
 
 
-def test_a_picture_that_fails_leaves_the_results(encoder, tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise ValueError("no picture")
+@pytest.mark.parametrize("broken", ["matplotlib.figure.Figure.savefig", "pathlib.Path.rename"])
+def test_a_picture_that_fails_leaves_the_results(broken, encoder, tmp_path, monkeypatch):
+    """Results that cannot be written leave no folder."""
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
+    def fails(*_, **__):
+        raise OSError("no picture, or no space left")
+
+    monkeypatch.setattr(broken, fails)
     out = tmp_path / "out"
     assert command.main(["influence", str(encoder), "a b", "--out", str(out)]) == 1
-    assert (out / "results.csv").exists() and (out / "README.md").exists()
+    assert out.exists() == broken.startswith("matplotlib")
+    assert not out.exists() or {"results.csv", "README.md"} <= {x.name for x in out.iterdir()}
 
 
 def test_sentence_transformers_embed_texts_with_a_prompt_and_a_maximum_length(tmp_path):
