@@ -38,7 +38,8 @@ ALLOWED = {
     "hopfax.text_model": "hopfield stability nn train data hub classifier",
     "hopfax.torch_model": "text_model data hub",
     "hopfax.measure": "train data text text_model",
-    "hopfax.command": "hopfax data hub measure",
+    "hopfax.report": "hub measure page text text_model train",
+    "hopfax.command": "hopfax data hub measure report",
 }
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
