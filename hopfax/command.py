@@ -160,7 +160,7 @@ def _measured(flags: argparse.Namespace) -> Iterator[tuple[str, bytes]]:
         tables = [
             pages.Table([*x[0]], [[*map(str, row.values())] for row in x], y) for x, y in parts
         ]
-        picture = pages.Picture(lambda: _figure(title, page), title)
+        picture = pages.Picture(lambda: _figure("", page), title)
         text = pages.html(pages.Page(title, {"figure": picture}, tables))
         yield _PAGES["html"], text.encode(errors="replace")
     else:

@@ -180,7 +180,8 @@ def _page(flags: Any, task: Task, rows: list[Row], axis: str, note: str, *exampl
         axes.set(xlabel=axis, ylabel=f"{task.metric} × 100")
         axes.legend()
 
-    title = f"{_name(flags)}: {flags.command}, {task.metric} on {count} rows of {flags.dev.name}"
+    file = "standard input" if str(flags.dev) == "-" else flags.dev.name
+    title = f"{_name(flags)}: {flags.command}, {task.metric} on {count} rows of {file}"
     note = f"Bands: 95 % intervals over the texts.{note}"
     return Page(title, rows, draw, note, examples=examples)
 
