@@ -345,7 +345,7 @@ def _with_fixed_memory(
     remembering = with_memory(model)
 
     def apply(params: Any, *inputs: Any, **options: Any) -> Any:
-        start = initial_memory(model.config.vocab_size, model.config.width, None)
+        start = initial_memory(model.config.vocab_size, model.config.token_width, None)
         memory = start if log_prior is None else {**start, "log_prior": jnp.asarray(log_prior)}
         return remembering.apply({**params, "memory": memory}, *inputs, **options)
 
