@@ -8,8 +8,10 @@ beam of 16, 256 candidates; both must find the same tokens.
 import importlib.util
 import os
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.harness import Program, torch_peer
@@ -28,9 +30,11 @@ def beam_search(data_dir: str | None) -> dict[str, Program]:
     model, draw = nn.load_pretrained(path), np.random.default_rng(0)
     vectors = np.asarray(model.table)[draw.integers(len(model.table), size=(TEXTS, TOKENS))]
     sigma = float(np.sqrt(np.mean(np.square(vectors)) / SNR))
-    noisy = (vectors + sigma * draw.normal(size=vectors.shape)).astype(np.float32)
-    search = partial(nn.recall_text, model, noisy, sigma=sigma, start=START, mixture=0.0)
-    calls = {"hopfax": lambda: jax.block_until_ready(search().index)}
+    noisy = np.float32(vectors + sigma * draw.normal(size=vectors.shape))
+    search = partial(
+        nn.recall_text, model, jnp.asarray(noisy), sigma=sigma, start=START, mixture=0.0
+    )
+    calls: dict[str, Any] = {"hopfax": lambda: jax.block_until_ready(search().index)}
     if (peer := torch_peer()) and importlib.util.find_spec("transformers"):
         calls["PyTorch"] = peer.beam_search(path, noisy, sigma, START)
     check_equal({name: np.asarray(call(), float) for name, call in calls.items()})
