@@ -121,9 +121,11 @@ def shares(rows: pd.DataFrame, names: dict[str, str], **options: Any) -> Figure:
 def memory_priors() -> Figure:
     """Tokens recovered with several priors."""
     rows = tidy.select(frame("memory-language", "mrpc"), metric="recovered", protocol="matched")
-    rows = rows.sort_values("snr_db").assign(limit=shannon("beam", "mrpc"))
+    rows = rows.groupby(["model", "snr_db"], as_index=False)[["score", "low", "high"]].mean()
+    rows = rows.assign(limit=shannon("beam", "mrpc"))
     names = {
-        name: language.TITLES[name] for name in ("nearest", "unigram", "bigram", "greedy", "beam")
+        name: language.TITLES[name]
+        for name in ("nearest", "unigram", "bigram", "greedy", "beam", "both")
     }
     return shares(rows, names, x="snr_db", xlabel=figures.SNR, ylabel="tokens recovered, %")
 

@@ -157,8 +157,9 @@ def differences(suite: str, run: str, over: str, **where: Any) -> pd.DataFrame:
 def recovered(prior: str, task: str, share: float) -> float:
     """The SNR in dB at which a share of the tokens is recovered with a prior, interpolated."""
     where = {"model": prior, "metric": "recovered", "protocol": "matched"}
-    rows = tidy.select(frame("memory-language", task), **where).sort_values("score")
-    return float(np.interp(share, rows.score, rows.snr_db, left=np.nan, right=np.nan))
+    rows = tidy.select(frame("memory-language", task), **where)
+    means = rows.groupby("snr_db")["score"].mean().sort_values()
+    return float(np.interp(share, means, means.index, left=np.nan, right=np.nan))
 
 
 def shannon(prior: str, task: str) -> float:
