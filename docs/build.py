@@ -18,7 +18,12 @@ from hopfax.command import COMMANDS, parser
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
-PAGES = "docs/**/*.[mp][dn]*", "notebooks/*.ipynb", "CONTRIBUTING.md", "experiments/results/**/*.[mp][dn]*"
+PAGES = (
+    "docs/**/*.[mp][dn]*",
+    "notebooks/*.ipynb",
+    "CONTRIBUTING.md",
+    "experiments/results/**/*.[mp][dn]*",
+)
 PLACES = {"docs": "", "experiments/results": "results", ".": ""}
 LINK = re.compile(r"(?ms)^```.*?^```|(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 EXTERNAL = re.compile(r"<(?!a\b)[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>|url\([\"']?http")

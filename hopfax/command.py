@@ -1,4 +1,4 @@
-"""Measure the robustness, stability and influence of a text model."""
+"""Measure how typos and noise change a text model."""
 
 import argparse
 import csv
@@ -46,10 +46,10 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "second": ("influence", "second sentence of a pair", {"metavar": "SECOND", "nargs": "?"}),
     "--dev": (_DEV, "table or JSON with texts and labels; - for standard input", _FILE),
     "--text": (_DEV, "column of the texts (default: text)", _COLUMN | {"default": "text"}),
-    "--pair": (_DEV, "column of the second texts; required without labels of MODEL", _COLUMN),
+    "--pair": (_DEV, "column of the second texts; required if MODEL has no classifier", _COLUMN),
     "--label": (_DEV, "column of labels, or of pairs' similarity scores (default: label)",
                 _COLUMN | {"default": "label"}),
-    "--label-map": (_DEV, "the model's label, or its number, for labels of the file",
+    "--label-map": (_DEV, "model label, or class number, for labels of the file",
                     {"type": lambda text: import_module("hopfax.data.labels").parse_label_map(text),
                      "metavar": "VALUE=LABEL,..."}),
     "--memory": ("robustness", "also score denoised token embeddings (slower)", _SWITCH),
@@ -61,7 +61,7 @@ _FLAGS: dict[str, tuple[str, str, dict[str, Any]]] = {
                      {"type": partial(_integer, 1), "metavar": "INT"}),
     "--device": (_ALL, "cpu, gpu or another device of jax or PyTorch", {"metavar": "NAME"}),
     "--revision": (_ALL, "branch, tag or commit on the Hugging Face hub", {"metavar": "NAME"}),
-    "--trust-remote-code": (_ALL, "run programs in MODEL, which can do all that you can", _SWITCH),
+    "--trust-remote-code": (_ALL, "run Python code from MODEL, with your permissions", _SWITCH),
     "--seed": (_ALL, "seed of typos, noise and replacements (default: 0)",
                {"type": partial(_integer, 0), "default": 0, "metavar": "INT"}),
     "--format": (_PAGE, "format of the page (default: md)", {"choices": _PAGES, "default": "md"}),
@@ -128,7 +128,7 @@ def _check_out(flags: argparse.Namespace) -> None:
     earlier = record.read_bytes() if record.is_file() else b""
     replaces = flags.force and b'"command": ' in earlier and (folder / "results.csv").exists()
     if any(folder.glob("*")) and earlier != _record(flags) and not replaces:
-        allowed = "new, or a folder of the same command (with --force, of another)"
+        allowed = "new, or hold results of the same command (--force replaces others)"
         raise FileExistsError(f"--out must be {allowed}, got {folder}")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"--out must be in a writable folder, got {folder}")

@@ -22,7 +22,7 @@ from hopfax.hub import optional_import
 from hopfax.measure import TYPOS, Row, Task
 from hopfax.text import Version, restore, split_words
 from hopfax.text.log import strings
-from hopfax.text_model import with_progress, words
+from hopfax.text_model import NativeModel, with_progress, words
 from hopfax.train.metrics import with_interval
 
 MARGIN = 2.0  # points
@@ -95,7 +95,15 @@ def _measure(name: str, folder: str, task: Task) -> dict[str, Any]:
     rows = {kind: [_row(task, outputs, kind, level) for level in LEVELS[kind]] for kind in kinds}
     facts = {"name": name, "folder": folder, "labels": task.model.labels, "clean": clean}
     facts |= {"majority": task.majority, "informative": clean["low"] > (task.majority or 0)}
-    facts |= {"memory": task.model.memory, "rows": rows, "down_to": {}, "then": {}, "gain": None}
+    # What `Classifier.load` reads.
+    single = len(task.model.labels) > 1 and task.model.problem != "multi_label_classification"
+    native = isinstance(task.model, NativeModel) and "embedding" in task.model.sites
+    facts |= {
+        "trainable": native and single,
+        "sites": task.model.sites,
+        "memory": task.model.memory,
+    }
+    facts |= {"rows": rows, "down_to": {}, "then": {}, "gain": None}
     for kind in {*_SITES} & {*kinds}:
         harmless = [*itertools.takewhile(lambda row: row["verdict"] == "harmless", rows[kind])]
         facts["down_to"][kind] = harmless[-1]["level"] if harmless else None

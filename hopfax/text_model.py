@@ -1,4 +1,4 @@
-"""A text model as the measurements see it: strings in, outputs out, noise where it is asked for."""
+"""Text models for measurements: strings in, outputs out, with noise on the embeddings."""
 
 import itertools
 import os
@@ -53,7 +53,7 @@ class Influences(NamedTuple):
 
 
 class TextModel:
-    """A model as a function of texts, whatever computes it.
+    """A text model, run by JAX or PyTorch.
 
     The output is the probabilities of `labels`, the score of a regression model, which has one
     label, or, without labels, the text's embedding as `Pooling` defines it, scaled to norm 1.
@@ -85,7 +85,7 @@ class TextModel:
         check_devices()
         self.pooling = Pooling(folder)
 
-    # What a program that computes the model must define. Arrays are concrete, of whole batches.
+    # What each backend defines. Arrays are concrete, of whole batches.
 
     def embed_tokens(self, ids: Any) -> Any:
         """Returns the token embeddings `(..., width)` of ids, with the model's scaling."""

@@ -121,7 +121,9 @@ class TorchModel(TextModel):
             with self._torch.no_grad():
                 (plain,) = self._values(None, ids, mask)
                 if self._reads != reads:
-                    raise ValueError(f"it reads its embeddings {self._reads} times")
+                    raise ValueError(
+                        f"its embedding layer must run once a text, got {self._reads} calls"
+                    )
                 # With the model's scaling.
                 table = self._tables[0](self._torch.arange(len(weight), device=weight.device))
                 x = table[self._tensor(ids)]

@@ -44,11 +44,11 @@ def beam_decode(
 
     $$\sum_t \log p(v_t | v_1, \ldots, v_{t-1}) - \frac{\|x_t - e_{v_t}\|^2}{2 \sigma^2}$$
 
-    over the likeliest patterns of each $x_t$ alone. With a prior that ignores context, each token
-    is the `index` of `denoise`, if that is among its candidates. Overconfident priors propagate
-    errors: mix them with frequencies, see `hopfax.nn.recall_text`. A `step` that adds
-    $h_t(v_t) - h_{t-1}(v_{t-1})$ steers the search by what $h$ knows of later tokens; the sum
-    stays the same if $h$ is 0 at the end.
+    where each $v_t$ is one of the `num_candidates` likeliest patterns of $x_t$. With a prior that
+    ignores context, each token is the `index` of `denoise`, if that is among its candidates.
+    Overconfident priors propagate errors: mix them with frequencies, see `hopfax.nn.recall_text`.
+    A `step` may add a look-ahead $h_t(v_t) - h_{t-1}(v_{t-1})$ to steer the search: its terms
+    cancel in the total if $h$ is 0 at the end.
 
     Args:
         noisy: One noisy pattern a row, at least one.
@@ -62,7 +62,8 @@ def beam_decode(
         beam: Number of sequences kept, >= 1. A beam of 1 is greedy.
         num_candidates: Candidates of each token, >= 1; all patterns, if there are fewer.
         log_prior: Log-probabilities of the patterns without context, such as their frequencies:
-            they rank the candidates, and -inf excludes a pattern. None for uniform.
+            they rank the candidates but are no part of the sum, and -inf excludes a pattern. None
+            for uniform.
         mask: True where a token is real; None means all. Padding must come last.
 
     Returns:
