@@ -76,8 +76,7 @@ def svg(figure: Any, name: str) -> Any:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hopfax"}):
         metadata = dict.fromkeys(["Date", "Creator", "Format", "Type"])
         figure.savefig(buffer, format="svg", metadata=metadata)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = "<svg" + buffer.getvalue().partition("<svg")[2]
     used = set(re.findall(r'(?:url\(|href=")#(\w+)', text))
     text = re.sub(
         r' id="([^"]+)"', lambda each: f' id="{name}-{each[1]}"' if each[1] in used else "", text
@@ -116,6 +115,5 @@ def _environment(folders: Sequence[Path]) -> Any:
 def _bold(text: str) -> Any:
     """Markdown's bold and code marks as HTML, the rest escaped."""
     markupsafe = optional_import("markupsafe")
-    escaped = str(markupsafe.escape(text))
-    escaped = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escaped)
+    escaped = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(markupsafe.escape(text)))
     return markupsafe.Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", escaped))

@@ -3,7 +3,7 @@
 Scores of the same texts are compared, clean and changed. A change is *harmless* if the 95 %
 interval of the points lost ends below `MARGIN`, *costly* if it does not and starts above zero, else
 *unclear*: there are too few texts to tell. Noise is harmless "down to" a level if that and all
-weaker ones are. A small sample has wide intervals: it can show a cost, but not that there is none.
+weaker ones are.
 """
 
 import argparse
@@ -45,6 +45,8 @@ def report(flags: argparse.Namespace) -> tuple[list[Row], dict[str, bytes]]:
         ValueError: The models have different metrics, or a model, the file or a flag is invalid.
     """
     optional_import("jinja2")
+    if flags.compare and str(flags.dev) == "-":
+        raise ValueError("--compare reads --dev twice: it must be a file, got standard input")
     folders = [flags.folder, *filter(None, [flags.compare])]
     each_flags = [argparse.Namespace(**vars(flags) | {"folder": folder}) for folder in folders]
     tasks = [measure.read_task(each) for each in each_flags]
@@ -68,7 +70,6 @@ def report(flags: argparse.Namespace) -> tuple[list[Row], dict[str, bytes]]:
         for model in models
         for row in (model["clean"], *itertools.chain(*model["rows"].values()))
     ]
-    # Names of files may not be UTF-8.
     files = {"report.html": html, "report.json": values}
     return rows, {name: each.encode(errors="replace") for name, each in files.items()}
 
@@ -95,7 +96,6 @@ def _measure(name: str, folder: str, task: Task) -> dict[str, Any]:
     rows = {kind: [_row(task, outputs, kind, level) for level in LEVELS[kind]] for kind in kinds}
     facts = {"name": name, "folder": folder, "labels": task.model.labels, "clean": clean}
     facts |= {"majority": task.majority, "informative": clean["low"] > (task.majority or 0)}
-    # What `Classifier.load` reads.
     single = len(task.model.labels) > 1 and task.model.problem != "multi_label_classification"
     native = isinstance(task.model, NativeModel) and "embedding" in task.model.sites
     facts |= {

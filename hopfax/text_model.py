@@ -193,18 +193,20 @@ class NativeModel(TextModel):
             self.vocabulary, self.labels = saved.vocabulary, saved.labels
         else:
             loaded, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
-            self.labels, self.problem = loaded.labels, loaded.problem
+            several = loaded.problem == "regression" and len(loaded.labels) > 1
+            self.labels, self.problem = () if several else loaded.labels, loaded.problem
             if loaded.encoder is None:  # a causal model
                 self.sites, self.apply = ("token",), partial(_call_causal, loaded)
                 self.params, self.max_length = loaded.params, loaded.max_length
-                self.vocab_size = len(loaded.table)
+                self.vocab_size = min(len(loaded.table), self.vocabulary.size)
                 self.num_layers = len(self.params["layers"]["ff_norm"]["weight"])
                 return
             outputs = None if self.labels else 1
             model = text_classifier(loaded, outputs, separator=self.vocabulary.sep_id)
             self.params = model.init(jax.random.key(0))
         self.apply, config = model.apply, model.config
-        self.max_length, self.vocab_size = config.max_length, config.vocab_size
+        self.max_length = config.max_length
+        self.vocab_size = min(config.vocab_size, self.vocabulary.size)
         self.num_layers, self.memory = config.num_layers, config.memory
         if config.stores_padding:
             raise ValueError(f"{folder}: the model must mask padding, unlike preset released")

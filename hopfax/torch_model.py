@@ -76,7 +76,7 @@ class TorchModel(TextModel):
             raise ValueError(f"transformers cannot load {folder}: {reason}") from error
         self.vocabulary = vocabulary or _converted(folder, tokenizer)
         # The heads of causal models look for it.
-        config.get_text_config().pad_token_id = self.vocabulary.pad_id
+        model.config.get_text_config().pad_token_id = self.vocabulary.pad_id
         typed = self.vocabulary.sep_id and "token_type_ids" in tokenizer.model_input_names
         self._typed = bool(typed) and getattr(config, "type_vocab_size", 0) > 1
         limits = [tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or 0]
@@ -97,6 +97,8 @@ class TorchModel(TextModel):
         one = self.problem != "regression" or config.num_labels == 1
         if one and "ForSequenceClassification" in str(config.architectures):
             self.labels = tuple(str(config.id2label[n]) for n in range(config.num_labels))
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"id2label must have distinct names, got {', '.join(self.labels)}")
         kind = "AutoModelForSequenceClassification" if self.labels else "AutoModel"
         options = {"config": config, "output_loading_info": True, "weights_only": True, **trusted}
         options["dtype"] = self._torch.float32  # else that of the files
@@ -139,7 +141,8 @@ class TorchModel(TextModel):
                 raise ValueError(f"{name}: its output depends on {reason}")
         if not float((other - hooked).abs().max()) > 1e-6 * scale:
             raise ValueError(f"{name}: its output does not depend on the embeddings")
-        self.num_layers, self.vocab_size = len(layers) + (not self.labels), len(table)
+        self.num_layers = len(layers) + (not self.labels)
+        self.vocab_size = min(len(table), self.vocabulary.size)
         self._table = jnp.asarray(table.cpu().numpy())
 
     def _tensor(self, array: Any) -> Any:

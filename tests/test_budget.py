@@ -35,7 +35,7 @@ def first_screen():
         pytest.param(lambda: lines(*files(EXPERIMENTS, "*.py")), 11_805, id="experiments"),
         pytest.param(lambda: lines(*files(ROOT / "tests", "*.py")), 14_765, id="tests"),
         pytest.param(lambda: max(map(lines, files(EXPERIMENTS, "*.py"))), 450, id="longest file"),
-        pytest.param(lambda: lines(*files(EXPERIMENTS / "pages", "*.py")), 650, id="written pages"),
+        pytest.param(lambda: lines(*files(EXPERIMENTS / "pages", "*.py")), 660, id="written pages"),
         pytest.param(lambda: len(files(RESULTS)), 44, id="files of results"),
         pytest.param(
             lambda: sum(path.stat().st_size for path in files(RESULTS)), 7_000_000, id="bytes"

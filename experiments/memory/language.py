@@ -248,8 +248,9 @@ def decoder(
 
         def one(x: jax.Array, sigma: jax.Array, index: jax.Array, *chained: jax.Array) -> jax.Array:
             places = jnp.arange(len(x))
-            ahead = priors.look_ahead(*chained)
-            ahead = jnp.zeros((len(x), len(table))).at[places[:, None], index].set(ahead)
+            known = priors.look_ahead(*chained)
+            ahead = jnp.broadcast_to(known.min(1, keepdims=True), (len(x), len(table)))
+            ahead = ahead.at[places[:, None], index].set(known)
 
             def steer(state: Any, token: jax.Array) -> Any:
                 cache, place = state

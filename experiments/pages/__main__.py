@@ -26,7 +26,7 @@ NAMES = {
     for each in (
         values.claims, values.surviving, values.cell, values.score, values.glue, values.lead,
         values.differences, values.value, values.kept, values.gain, values.cost, values.command,
-        values.recovered, values.shannon, values.certified, values.number, values.snr,
+        values.recovered, values.more, values.shannon, values.certified, values.number, values.snr,
         values.is_learned, tables.lines, tables.line, paper_score, report.bracketed, tidy.select,
         tidy.clear,
     )

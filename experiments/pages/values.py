@@ -162,6 +162,15 @@ def recovered(prior: str, task: str, share: float) -> float:
     return float(np.interp(share, means, means.index, left=np.nan, right=np.nan))
 
 
+def more(model: str, over: str, snr_db: float) -> pd.Series:
+    """Percent of MRPC's tokens that a decoder recovers more than another, paired by draw."""
+    where = {"metric": "recovered", "protocol": "matched", "snr_db": snr_db}
+    rows = tidy.select(frame("memory-language", "mrpc"), **where)
+    wide = rows.pivot(index="seed", columns="model", values="score")
+    each = (wide[model] - wide[over]).rename("score").reset_index()
+    return tidy.summarize(each.assign(task="mrpc")).iloc[0]
+
+
 def shannon(prior: str, task: str) -> float:
     """The Shannon limit in dB of a prior of a language model's tokens."""
     rows: Any = tidy.select(frame("memory-language", task), metric="bits", model=prior)

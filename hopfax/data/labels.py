@@ -15,9 +15,9 @@ def class_numbers(
     *,
     label_map: Mapping[str, str | int] | None = None,
 ) -> tuple[Int[np.ndarray, " labels"], str]:
-    """Returns the class numbers of labels, and a note on those not written as the model's, or "".
+    """Returns the class numbers of labels, and a note that lists renamed labels, or "".
 
-    Labels are the model's in any case, or else all are class numbers.
+    Labels are the model's, ignoring case, or else all are class numbers.
 
     Args:
         labels: A label for each row.
