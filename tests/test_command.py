@@ -340,7 +340,7 @@ def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys
     first = run(earlier, "influence", encoder, "a")
     monkeypatch.chdir(encoder.parent)  # the same model by another name
     assert run(earlier, "influence", encoder.name, "a") == first
-    another = "must be new, or a folder of the same command"
+    another = "must be new, or hold results of the same command"
     for out, message in (
         (tmp_path, another),
         (earlier, another),
