@@ -289,6 +289,6 @@ def influence(flags: argparse.Namespace) -> Page:
     )
     if label is not None:
         what = "score" if kind == "score" else "log-probability"
-        note += f" Toward: derivative of the {what} along the embedding; + speaks for the label."
+        note += f" Toward: derivative of the {what} along the embedding; + supports the label."
     title = ", ".join([f"{_name(flags)}: influence of tokens", *said]).removesuffix(":")
     return Page(title, rows, draw, note, table)

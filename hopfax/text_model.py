@@ -40,7 +40,7 @@ class Influences(NamedTuple):
         standard_error: Its standard error.
         label: The predicted label; None without labels.
         toward: Derivative of the log-probability of `label`, or of a regression model's score,
-            along the token's embedding: positive where the token speaks for it. None without
+            along the token's embedding: positive where the token supports it. None without
             labels.
     """
 

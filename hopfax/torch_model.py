@@ -117,7 +117,7 @@ class TorchModel(TextModel):
         name = f"{self.pooling.folder}: {type(self._model).__name__} is not supported"
         try:
             weight = self._model.get_input_embeddings().weight
-            # Models may have several modules with one table, and call any of them.
+            # Several modules may share the table; the model calls any of them.
             tables = (each for each in self._model.modules() if hasattr(each, "num_embeddings"))
             self._tables = [each for each in tables if each.weight is weight]
             with self._torch.no_grad():

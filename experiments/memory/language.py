@@ -280,13 +280,9 @@ def decoder(
         steps = [priors.log_bigrams(bigrams, x[:-1, :, None], x[1:, None]) for x in index]
         found["bigram"] = chain(index, likelihood, steps)
         if "both" in methods:
-            parts = noisy, sigma, index, likelihood, np.stack(steps)
-            found["both"] = np.concatenate(
-                [
-                    steered(search["model"].params, *(part[rows] for part in parts))
-                    for rows in pipeline.batches(len(noisy), BATCH)
-                ]
-            )[: len(noisy)]
+            parts, params = (sigma, index, likelihood, np.stack(steps)), search["model"].params
+            find = lambda x, rows: steered(params, x, *(part[rows] for part in parts))  # noqa: E731
+            found["both"] = pipeline.in_batches(find, noisy, np.arange(len(noisy)), BATCH)
         for name, width in (("greedy", 1), ("beam", beam), ("beam-blind", beam)):
             if name in methods:
                 found[name] = texts(width, noisy, sigma, blind=name.endswith("blind"))
