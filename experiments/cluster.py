@@ -18,10 +18,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isnan, nan
 from pathlib import Path
@@ -60,68 +60,48 @@ class Request(NamedTuple):
     waits: bool  # for cells in use
 
 
-class Worker(NamedTuple):
-    """A process that was started somewhere."""
-
-    units: Sequence[str]
-    has_ended: Callable[[], bool]
-    status: Callable[[], int]  # exit status; raises any error if the worker was lost
-    end: Callable[[], Any]
-
-
-Start = Callable[[Sequence[str], bytes], Worker]
-_request: Request | None = None  # in a worker
+Submit = Callable[..., Any]  # has a worker call a function; returns a future
+assigned: Request | None = None  # in a worker
 
 
 class Workers:
     """The workers of a run, and what they have measured so far.
 
-    Args:
-        config: The configuration of the run.
-        jobs: Its jobs.
-        turns: Units of each worker.
-        start: Starts a worker.
-        count: Number of workers at a time.
-        folder: For what they leave, and their logs; removed at the end, unless jobs failed.
-        own: Whether the coordinator measures too, and repeats what failed.
+    Each of `turns` lists the units of one worker, of which `count` run at a time. With `own`, the
+    coordinator measures too, and repeats what failed. `folder` is for what workers leave, and their
+    logs; it is removed at the end, unless jobs failed.
     """
 
     def __init__(
-        self, config: Any, jobs: Sequence[Job], turns: Sequence[Sequence[str]], start: Start, *,
+        self, config: Any, jobs: Sequence[Job], turns: Sequence[Sequence[str]], submit: Submit, *,
         count: int, folder: Path, own: bool = False,
     ):  # fmt: skip
-        self.config, self.start, self.count, self.own = config, start, count, own
-        self.units = units(jobs)
-        self.names = {number: name for name, each in self.units.items() for number in each}
-        self.waiting, self.running = [*turns], list[Worker]()
-        self.pending = {name for turn in turns for name in turn}
-        self.lost = dict.fromkeys(self.units, 0)
+        self.config, self.submit, self.count, self.own = config, submit, count, own
+        self.units, self.folder = units(jobs), folder
+        self.unit_of = {number: name for name, each in self.units.items() for number in each}
+        self.waiting, self.running = [*turns], list[tuple[Sequence[str], Any]]()
+        self.pending, self.lost = {name for turn in turns for name in turn}, Counter[str]()
         self.tables: dict[int, Mapping[str, Rows]] = {}
         self.failed: dict[int, str] = {}
-        self.folder = folder
 
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, kind: Any, *error: object) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stops the workers, which save first."""
-        if self.folder.exists():
-            (self.folder / STOP).touch()
         until = time.monotonic() + SAVING_SECONDS
-        while (left := [each for each in self.running if not each.has_ended()]) and (
-            time.monotonic() < until
-        ):
-            if self.own:
-                left[0].end()
-            time.sleep(0.2)
-        for each in left:
-            each.end()
+        while self.running and time.monotonic() < until:
+            (self.folder / STOP).touch()
+            time.sleep(0.1)
+            self.running = [each for each in self.running if not each[1].done()]
+        for _, job in self.running:
+            job.cancel()
         if not self.failed:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def share(self, number: int) -> float:
         """Returns the share done of a job, -1 if no worker has begun it."""
-        if number in self.tables or self.names[number] not in self.pending:
+        if number in self.tables or self.unit_of[number] not in self.pending:
             return float(number in self.tables) or -1.0
         try:
             return float((self.folder / f"{number}.share").read_text())
@@ -130,40 +110,41 @@ class Workers:
 
     def has(self, number: int) -> bool:
         """Returns whether a worker measures a job, or will."""
-        if self.names[number] not in self.pending or number in self.tables:
-            return False
-        return not self.own or (bool(self.running) and self.share(number) >= 0)
+        if self.own:
+            return bool(self.running) and 0 <= self.share(number) < 1
+        return self.unit_of[number] in self.pending
 
     def are_busy(self) -> bool:
         """Returns whether results may follow."""
         return bool(self.running or self.waiting)
 
-    def title(self, done: int) -> str:
-        """Returns what to show of the workers, with the number of jobs done."""
-        return f"[{done}/{len(self.names)}] {len(self.running)} of {self.count} workers"
-
     def add(self, number: int) -> None:
         """Has workers measure a job's unit, too."""
-        self.pending.add(name := self.names[number])
-        self.waiting.append([name])
+        self.pending.add(self.unit_of[number])
+        self.waiting.append([self.unit_of[number]])
 
     def poll(self) -> None:
         """Collects results, and starts workers for what is left."""
-        ended = [worker for worker in self.running if worker.has_ended()]
-        for name in self.pending & {name for each in self.running for name in each.units}:
+        ended = [each for each in self.running if each[1].done()]
+        for name in self.pending & {name for names, _ in self.running for name in names}:
             with contextlib.suppress(FileNotFoundError):
                 self.collect(name, pickle.loads((self.folder / f"{name}.result").read_bytes()))
-        for worker in ended:
-            self.running.remove(worker)
-            self.account(worker)
+        for each in ended:
+            self.running.remove(each)
+            self.account(*each)
         while self.waiting and len(self.running) < self.count:
             self.folder.mkdir(exist_ok=True)
             names, config = self.waiting.pop(0), pickle.dumps(self.config)
             request = Request(
                 self.folder, os.getcwd(), sys.orig_argv, config, names, waits=not self.own
             )
-            with ignored(signal.SIGINT):  # Ctrl-C reaches the coordinator, which tells workers
-                self.running.append(self.start(names, pickle.dumps(request)))
+            # Ctrl-C reaches only the coordinator, which asks workers to stop.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                job = self.submit(subprocess.run, COMMAND, input=pickle.dumps(request))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            self.running.append((names, job))
 
     def collect(self, name: str, result: Mapping[int, Mapping[str, Rows]] | str) -> None:
         """Takes over the result of a unit: tables by job, or an error."""
@@ -173,43 +154,25 @@ class Workers:
         elif not self.own:
             self.failed |= dict.fromkeys(self.units[name], result)
 
-    def account(self, worker: Worker) -> None:
-        """Submits the units of a lost worker again."""
-        left = [name for name in worker.units if name in self.pending]
-        if self.own:
-            self.pending -= {*left}
-        if not left or self.own:
-            return
+    def account(self, names: Sequence[str], job: Any) -> None:
+        """Submits the unit of a lost worker again."""
+        left, reason = self.pending & {*names}, ""
         try:
-            reason = f"status {(status := worker.status())}"
+            status = job.result().returncode
         except Exception as error:  # its class depends on the launcher
-            status, reason = None, str(error).partition("\n")[0]
+            status, reason = -1, str(error).partition("\n")[0]
         if status == UNSEEN:
             raise OSError(
                 f"workers do not see {self.folder}: set --runs to a folder that all machines share"
             )
-        if status == os.EX_TEMPFAIL:  # in use by another process, which the coordinator will say
-            self.pending -= {*left}
-            return
-        for name in left:
-            self.lost[name] += 1
-            if self.lost[name] > RETRIES:
-                self.collect(name, f"lost its worker {self.lost[name]} times ({reason})")
-        if again := [name for name in left if name in self.pending]:
-            self.waiting.append(again)
-
-
-@contextlib.contextmanager
-def ignored(number: int) -> Iterator[None]:
-    """Has new processes ignore a signal."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(number, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
+        self.lost.update(left)
+        if self.own or status == os.EX_TEMPFAIL:  # the coordinator tries, too
+            self.pending -= left
+        elif left and self.lost[name := names[0]] > RETRIES:
+            reason = f"{reason or status}; log: {self.folder / name}.log"
+            self.collect(name, f"lost its worker {self.lost[name]} times: {reason}")
+        elif left:
+            self.waiting.append(names)
 
 
 def units(jobs: Sequence[Job]) -> dict[str, list[int]]:
@@ -218,15 +181,6 @@ def units(jobs: Sequence[Job]) -> dict[str, list[int]]:
     for number, job in enumerate(jobs):
         found.setdefault(job.cell or f"job-{number}", []).append(number)
     return found
-
-
-def start_here(names: Sequence[str], request: bytes) -> Worker:
-    """Starts a worker on this machine."""
-    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE)
-    assert process.stdin
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pipe.write(request)
-    return Worker(names, lambda: process.poll() is not None, process.wait, process.terminate)
 
 
 def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
@@ -260,10 +214,8 @@ def trained(root: Path, name: str) -> tuple[float, float] | None:
         text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
         records = [json.loads(line) for line in text.splitlines()]
         gaps = np.diff([each["time"] for each in records])
-        typical = np.median(gaps)
-        hours = (
-            float(np.where(gaps < 100 * typical, gaps, typical).sum()) / 3600
-        )  # no interruptions
+        gaps[gaps > 100 * np.median(gaps)] = np.median(gaps)  # interruptions
+        hours = float(gaps.sum()) / 3600
         if folder.suffix != ".partial":
             return hours, 1.0
         epochs = read_json(next(folder.rglob("config.json")))["epochs"]
@@ -272,13 +224,8 @@ def trained(root: Path, name: str) -> tuple[float, float] | None:
     return None
 
 
-def is_worker() -> bool:
-    """Returns whether this process is a worker."""
-    return _request is not None
-
-
-def engine(name: str, options: Sequence[str], count: int, folder: Path) -> Start:
-    """Returns what starts workers by a launcher with options KEY=VALUE.
+def launcher(name: str, options: Sequence[str], count: int, folder: Path) -> Submit:
+    """Returns what submits by a launcher with options KEY=VALUE.
 
     Raises:
         ValueError: The launcher is not installed, or refuses an option.
@@ -302,7 +249,7 @@ def engine(name: str, options: Sequence[str], count: int, folder: Path) -> Start
     return {"submitit": with_submitit, "ray": with_ray}[name](module, given, count, folder)
 
 
-def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Path) -> Start:
+def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
     """Returns what submits to Slurm, or where there is none, to this machine."""
     try:
         cluster = options.pop("cluster", None)
@@ -311,66 +258,50 @@ def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Pa
         executor.update_parameters(**{"timeout_min": 24 * 60, **options})
     except (RuntimeError, TypeError, NameError) as error:
         raise ValueError(f"--launcher submitit: {error}") from None
-
-    def start(names: Sequence[str], request: bytes) -> Worker:
-        job = executor.submit(subprocess.run, COMMAND, input=request)
-        return Worker(names, job.done, lambda: job.result().returncode, job.cancel)
-
-    return start
+    return executor.submit
 
 
-def with_ray(ray: Any, options: dict[str, Any], count: int, folder: Path) -> Start:
+def with_ray(ray: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
     """Returns what submits to the cluster at the option `address`, or to one on this machine."""
-    address = options.pop("address", None)
-    quiet: Any = {"log_to_driver": False, "logging_level": "error"}
-    if address is None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # its children use no jax
-            ray.init(num_cpus=count, include_dashboard=False, **quiet)
-    else:
+    start: dict[str, Any] = {"address": options.pop("address", None)}
+    if address := start["address"]:
         host, _, port = str(address).rpartition("/")[2].rpartition(":")
         try:  # Ray itself waits for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
             raise OSError(f"no Ray cluster answers at address={address}: {error}") from None
-        ray.init(address=address, **quiet)
+    else:
+        start = {"num_cpus": count, "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # its children use no jax
+        ray.init(**start, log_to_driver=False, logging_level="error")
     try:
         remote = ray.remote(subprocess.run).options(max_retries=0, **options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"--launcher ray: {error}") from None
-
-    def start(names: Sequence[str], request: bytes) -> Worker:
-        task = remote.remote(COMMAND, input=request)
-        return Worker(
-            names, lambda: bool(ray.wait([task], timeout=0)[0]),
-            lambda: ray.get(task).returncode, partial(ray.cancel, task, force=True),
-        )  # fmt: skip
-
-    return start
+    return lambda _, *args, **options: remote.remote(*args, **options).future()
 
 
 def main() -> None:
     """Runs in a worker."""
-    global _request
+    global assigned
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several may share a GPU
     signal.signal(signal.SIGUSR2, interrupt.request)  # Slurm's, before it ends a job
-    _request = request = pickle.load(sys.stdin.buffer)
+    assigned = request = pickle.load(sys.stdin.buffer)
     if not request.folder.is_dir():
         sys.exit(UNSEEN)
-    log = os.open(
-        request.folder / f"{request.units[0]}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    )
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    with (request.folder / f"{request.units[0]}.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     sys.orig_argv = [*request.command]
     try:
         os.chdir(request.directory)
         config = pickle.loads(request.config)
         if config.budget == "smoke":
             importlib.import_module("experiments.__main__").quick_to_compile()
-        run = getattr(config, "run", None)
+        module = sys.modules[type(config).__module__]
         with interrupt.listen():
-            run() if run else sys.modules[type(config).__module__].run(config)
+            module.run(config) if hasattr(module, "run") else config.run()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -382,7 +313,7 @@ def main() -> None:
 
 def work(jobs: Sequence[Job], root: Path) -> None:
     """Measures a worker's units; `runner.fill` calls it in place of all jobs."""
-    request = _request
+    request = assigned
     assert request
     parent, found, in_use = os.getppid(), units(jobs), False
     if unknown := {*request.units} - found.keys():

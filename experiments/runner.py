@@ -13,6 +13,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
@@ -70,7 +71,7 @@ def fill(
         ChildProcessError: Jobs failed in workers; the other jobs are done.
     """
     root = Path(config.runs) / "cells"
-    if cluster.is_worker():
+    if cluster.assigned:
         cluster.work(jobs, root)
         return root
     if config.cluster.plan:
@@ -118,7 +119,7 @@ def fill(
                 waiting.remove(number)
             if len(waiting) == before and workers.are_busy():
                 time.sleep(0.2)
-                show(workers.title(len(done)))
+                show(f"[{len(done)}/{len(jobs)}] {len(workers.running)} of {workers.count} workers")
                 before = len(jobs) + 1  # another turn follows
     few_rows = (ValueError, IndexError, FileNotFoundError) if len(done) < len(jobs) else ()
     with contextlib.suppress(*few_rows):
@@ -157,14 +158,14 @@ def start_workers(config: Any, jobs: Sequence[Job], folder: Path) -> cluster.Wor
             [name] for name, numbers in found.items()
             if not ((root / name).exists() and (is_trial(numbers[0]) or (root / name).is_file()))
         ]  # fmt: skip
-        start = cluster.engine(flags.launcher, flags.launcher_options or (), flags.workers, own)
-        return cluster.Workers(config, jobs, turns, start, count=flags.workers, folder=own)
+        submit = cluster.launcher(flags.launcher, flags.launcher_options or (), flags.workers, own)
+        return cluster.Workers(config, jobs, turns, submit, count=flags.workers, folder=own)
     trials = [name for name, each in found.items() if is_trial(each[0])]
     missing = [name for name in reversed(trials) if not (root / name).exists()]
     several = len(missing) > 1 and config.budget != "smoke"
     several &= jax.default_backend() == "cpu" and jax.device_count() < usable_cores()
-    turns, start = [missing] if several else [], cluster.start_here
-    return cluster.Workers(config, jobs, turns, start, count=1, folder=own, own=True)
+    turns, submit = [missing] if several else [], ThreadPoolExecutor(1).submit
+    return cluster.Workers(config, jobs, turns, submit, count=1, folder=own, own=True)
 
 
 def write(folder: Path, tables: Sequence[Mapping[str, Rows]], *, complete: bool) -> None:

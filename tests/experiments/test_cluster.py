@@ -4,13 +4,16 @@ import json
 import os
 import pickle
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from experiments import cluster, conditions, report, runner
-from experiments.cluster import Worker, Workers, leave
+from experiments.cluster import Workers
+from experiments.memory import smoothing
 from experiments.noise_stability import theory
 from experiments.settings import Cluster
 from hopfax.train import interrupt
@@ -28,31 +31,31 @@ def job(number, cell="", fails=False):
     return runner.Job(f"model {number}", measure, cell)
 
 
-def ended(names, status=0):
-    def returned():
-        if isinstance(status, Exception):
-            raise status
-        return status
-
-    return Worker(names, lambda: True, returned, lambda: None)
+def ended(status=0):
+    future = Future()
+    if isinstance(status, Exception):
+        future.set_exception(status)
+    else:
+        future.set_result(SimpleNamespace(returncode=status))
+    return future
 
 
 def in_process(jobs, monkeypatch, tmp_path):
-    """Starts workers that measure at once, in this process."""
+    """Has workers measure at once, in this process."""
     started = []
 
-    def start(names, pickled):
-        request = pickle.loads(pickled)
+    def submit(*_, input):
+        request = pickle.loads(input)
         started.append(request.units)
         with monkeypatch.context() as patch:
-            patch.setattr(cluster, "_request", request)
+            patch.setattr(cluster, "assigned", request)
             try:
                 cluster.work(jobs, tmp_path)
             except FloatingPointError as error:
-                leave(request, names[0], str(error))
-        return ended(names)
+                cluster.leave(request, request.units[0], str(error))
+        return ended()
 
-    monkeypatch.setattr(cluster, "engine", lambda *_: start)
+    monkeypatch.setattr(cluster, "launcher", lambda *_: submit)
     return started
 
 
@@ -83,19 +86,18 @@ def test_the_rest_goes_on_after_a_failure_and_the_end_names_it(monkeypatch, tmp_
 @pytest.mark.parametrize("status", [-9, RuntimeError("the node is gone")])
 def test_a_lost_worker_is_replaced_twice(status, tmp_path):
     starts = []
-    start = lambda names, _: starts.append(names) or ended(names, status)  # noqa: E731
-    config = theory.Config(budget="smoke", runs=str(tmp_path))
-    with Workers(config, [job(0, "a")], [["a"]], start, count=1, folder=tmp_path / "w") as workers:
+    submit = lambda *_, input: starts.append(input) or ended(status)  # noqa: E731
+    with Workers(None, [job(0, "a")], [["a"]], submit, count=1, folder=tmp_path / "w") as workers:
         while workers.are_busy():
             assert workers.has(0)
             workers.poll()
-    assert starts == [["a"]] * 3
+    assert [pickle.loads(each).units for each in starts] == [["a"]] * 3
     assert "lost its worker 3 times" in workers.failed[0] and str(status) in workers.failed[0]
 
 
 def test_a_worker_that_does_not_see_the_runs_is_an_error(tmp_path):
-    start = lambda names, _: ended(names, cluster.UNSEEN)  # noqa: E731
-    workers = Workers(None, [job(0)], [["job-0"]], start, count=1, folder=tmp_path / "w")
+    submit = lambda *_, input: ended(cluster.UNSEEN)  # noqa: E731
+    workers = Workers(None, [job(0)], [["job-0"]], submit, count=1, folder=tmp_path / "w")
     with workers, pytest.raises(OSError, match=r"do not see .*set --runs to a folder"):
         workers.poll(), workers.poll()
 
@@ -113,7 +115,7 @@ def test_a_worker_waits_for_a_cell_in_use(monkeypatch, tmp_path):
             raise BlockingIOError("in use")
         return {}
 
-    monkeypatch.setattr(cluster, "_request", request(tmp_path, "a"))
+    monkeypatch.setattr(cluster, "assigned", request(tmp_path, "a"))
     monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
     cluster.work([runner.Job("", busy, "a")], tmp_path)
     assert pickle.loads((tmp_path / "a.result").read_bytes()) == {0: {}}
@@ -125,7 +127,7 @@ def test_a_worker_waits_for_a_cell_in_use(monkeypatch, tmp_path):
 
 
 def test_workers_stop_where_the_coordinator_asks(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "_request", request(tmp_path, "a"))
+    monkeypatch.setattr(cluster, "assigned", request(tmp_path, "a"))
     (tmp_path / cluster.STOP).touch()
     with pytest.raises(KeyboardInterrupt), interrupt.listen():
         cluster.work([job(0, "a")], tmp_path)
@@ -133,33 +135,30 @@ def test_workers_stop_where_the_coordinator_asks(monkeypatch, tmp_path):
         cluster.work([job(0, "b")], tmp_path)
 
 
-def test_a_coordinator_that_stops_asks_workers_and_waits(monkeypatch, tmp_path):
+def test_a_coordinator_that_stops_asks_workers_and_waits(tmp_path):
     folder, seen = tmp_path / "w", []
-
-    def has_ended():
-        seen.append((folder / cluster.STOP).exists())
-        return len(seen) > 3
-
-    start = lambda names, _: Worker(names, has_ended, lambda: 130, lambda: None)  # noqa: E731
-    workers = Workers(None, [job(0)], [["job-0"]], start, count=1, folder=folder)
+    done = lambda: seen.append((folder / cluster.STOP).exists()) or len(seen) > 3  # noqa: E731
+    submit = lambda *_, input: SimpleNamespace(done=done)  # noqa: E731
+    workers = Workers(None, [job(0)], [["job-0"]], submit, count=1, folder=folder)
     with pytest.raises(KeyboardInterrupt), workers:
         workers.poll()
         raise KeyboardInterrupt
     assert seen == [True] * 4 and not folder.exists()
 
 
-def test_a_real_worker_leaves_results_of_its_configuration(tmp_path):
-    config = theory.Config(budget="smoke", runs=str(tmp_path / "runs"))
-    jobs = [job(number) for number in range(20)]
-    turns = [["job-0"]]
-    with Workers(
-        config, jobs, turns, cluster.start_here, count=1, folder=tmp_path / "w"
-    ) as workers:
-        while workers.are_busy():
-            workers.poll()
-            time.sleep(0.1)
-    assert {*workers.tables} == {0} and "results" in workers.tables[0]
-    assert not (tmp_path / "runs").exists()
+@pytest.mark.parametrize("launcher", ["submitit", "ray"])
+def test_real_workers_say_what_they_lack(launcher, tmp_path):
+    engine, folder = pytest.importorskip(launcher), tmp_path / "w"
+    submit = cluster.launcher(launcher, (), 1, folder)
+    config = smoothing.Config(run=str(tmp_path / "nowhere"))
+    try:
+        with Workers(config, [job(0)], [["job-0"]], submit, count=1, folder=folder) as workers:
+            while workers.are_busy():
+                workers.poll()
+                time.sleep(0.2)
+    finally:
+        getattr(engine, "shutdown", int)()
+    assert "nowhere" in workers.failed[0] and (folder / "job-0.log").exists()
 
 
 def test_predictions_that_a_trained_model_lacks_are_made_by_a_worker(monkeypatch, tmp_path):
@@ -190,7 +189,7 @@ def test_predictions_that_a_trained_model_lacks_are_made_by_a_worker(monkeypatch
 )
 def test_wrong_launchers_are_errors(launcher, options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
-        cluster.engine(launcher, options, 2, tmp_path)
+        cluster.launcher(launcher, options, 2, tmp_path)
 
 
 def test_a_ray_cluster_that_does_not_answer_is_an_error(tmp_path):
