@@ -11,8 +11,7 @@ from nn.checkpoints import save_random
 from test_classifier import SIZES, TEXTS, VOCABULARY, classifier
 from train import tiny
 
-from hopfax import checks, nn, stability
-from hopfax.text_model import load_text_model
+from hopfax import checks, nn, stability, text_model
 
 
 def calls(folder):
@@ -29,7 +28,7 @@ def calls(folder):
     measure = lambda fn: lambda: stability.noise_stability(fn, key, **options).mean  # noqa: E731
     return {
         "predict": lambda: own.predict(TEXTS * 3).probabilities,
-        "outputs": partial(load_text_model(folder / "own").outputs, TEXTS * 3, "memory", 0.0),
+        "outputs": partial(text_model.load_text_model(folder / "own").outputs, TEXTS * 3, "memory"),
         "recall": lambda: nn.recall(noisy, table, sigma=jnp.ones((8, 3))),
         "recall_text": lambda: nn.recall_text(causal, noisy, start=0, beam=2, num_candidates=5)[2],
         "noise_stability": measure(lambda x: jnp.tanh(table @ x)),
@@ -42,18 +41,18 @@ def calls(folder):
 
 def main(folder):
     """Checks the results of each call, and what its second call splits, copies and compiles."""
-    placed, events, put = [], [], jax.device_put
+    placed, seen, put = [], [], jax.device_put
     jax.device_put = lambda *args: placed.append(put(*args)) or placed[-1]
-    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: seen.append(event))
     for splits, part in zip((True, False), calls(Path(folder)), strict=True):
         for name, call in part.items():
             with jax.default_device(jax.devices()[0]):
                 expected = np.asarray(call())
             call()
-            copies, placed[:], events[:] = {*checks._COPIES}, [], []
+            copies, placed[:], seen[:] = {*checks._COPIES}, [], []
             np.testing.assert_allclose(call(), expected, rtol=0, atol=1e-6, err_msg=name)
             shards = (x.sharding.shard_shape(x.shape) != x.shape for x in jax.tree.leaves(placed))
-            compiled = any("jaxpr_to_mlir" in event for event in events)
+            compiled = any("jaxpr_to_mlir" in event for event in seen)
             assert (any(shards), copies, compiled) == (splits, {*checks._COPIES}, False), name
 
 
@@ -62,7 +61,8 @@ def test_four_devices_share_the_rows_and_keep_the_results_of_one(tmp_path):
     flags = {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {four}", "PYTHONPATH": os.pathsep.join(paths)}
     program = "import sys, test_devices; test_devices.main(sys.argv[1])"
     process = tiny.start(program, tmp_path, PJRT_NPROC="8", **flags)
-    assert process.wait(timeout=600) == 0, process.stderr.read()
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
 
 
 def test_one_device_copies_nothing():
