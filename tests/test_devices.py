@@ -50,7 +50,7 @@ def main(folder):
                 expected = np.asarray(call())
             call()
             copies, placed[:], seen[:] = {*checks._COPIES}, [], []
-            np.testing.assert_allclose(call(), expected, rtol=0, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(call(), expected, rtol=1e-6, atol=1e-6, err_msg=name)
             shards = (x.sharding.shard_shape(x.shape) != x.shape for x in jax.tree.leaves(placed))
             compiled = any("jaxpr_to_mlir" in event for event in seen)
             assert (any(shards), copies, compiled) == (splits, {*checks._COPIES}, False), name
