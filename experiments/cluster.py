@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import socket
@@ -25,38 +24,49 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf, isnan, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from experiments.rundir import write_whole
+from experiments.rundir import plain, restore, write_whole
 from hopfax.hub import read_json
 from hopfax.train import interrupt
-
-if TYPE_CHECKING:
-    from experiments.runner import Job, Rows
 
 RETRIES = 2  # of a unit whose worker was lost
 IN_USE_SECONDS = 600.0  # that a worker waits for a cell in use by another process
 SAVING_SECONDS = 60.0  # that workers have to save their states when the coordinator stops
 STOP = "stop"  # file that asks workers to stop
 UNSEEN = 72  # exit status of a worker that does not see the folder of the run
-COMMAND = (  # of a worker; its standard input is a pickled request
-    sys.executable,
-    "-c",
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-    "from experiments import cluster; cluster.main()",
-)
+# Of a worker; its standard input is a request.
+PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from experiments import cluster; cluster.main()"
+COMMAND = (sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]))
+
+Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
+
+
+class Job(NamedTuple):
+    """A unit of a run, such as a model to train and test.
+
+    `measure(on_progress)` returns rows by the stem of their CSV file, such as "results".
+    `on_progress(share, **shown)` takes the share done, in [0, 1]. A BlockingIOError says that
+    another process works on it.
+    """
+
+    title: str  # in the progress line
+    measure: Callable[[Callable[..., None]], Mapping[str, Rows]]
+    cell: str = ""  # its folder in `runs/cells/`, if it has one
 
 
 class Request(NamedTuple):
-    """What a worker gets."""
+    """What a worker gets, as JSON."""
 
-    folder: Path  # for results and logs
+    folder: str  # for results and logs
     directory: str  # for relative paths
-    command: Sequence[str]  # for provenance
-    config: bytes  # pickled: its modules are imported later
-    units: Sequence[str]
+    command: list[str]  # for provenance
+    kind: tuple[str, str]  # module and class of the configuration
+    config: dict[str, Any]
+    units: list[str]
     waits: bool  # for cells in use
 
 
@@ -128,31 +138,32 @@ class Workers:
         ended = [each for each in self.running if each[1].done()]
         for name in self.pending & {name for names, _ in self.running for name in names}:
             with contextlib.suppress(FileNotFoundError):
-                self.collect(name, pickle.loads((self.folder / f"{name}.result").read_bytes()))
+                self.collect(name, read_json(self.folder / f"{name}.result"))
         for each in ended:
             self.running.remove(each)
             self.account(*each)
         while self.waiting and len(self.running) < self.count:
             self.folder.mkdir(exist_ok=True)
-            names, config = self.waiting.pop(0), pickle.dumps(self.config)
+            kind = type(self.config).__module__, type(self.config).__name__
+            config, names = plain(self.config), [*self.waiting.pop(0)]
             request = Request(
-                self.folder, os.getcwd(), sys.orig_argv, config, names, waits=not self.own
+                str(self.folder), os.getcwd(), sys.orig_argv, kind, config, names, not self.own
             )
             # Ctrl-C reaches only the coordinator, which asks workers to stop.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                job = self.submit(subprocess.run, COMMAND, input=pickle.dumps(request))
+                job = self.submit(subprocess.run, COMMAND, input=json.dumps(request).encode())
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             self.running.append((names, job))
 
-    def collect(self, name: str, result: Mapping[int, Mapping[str, Rows]] | str) -> None:
+    def collect(self, name: str, result: Mapping[str, Any]) -> None:
         """Takes over the result of a unit: tables by job, or an error."""
         self.pending.remove(name)
-        if not isinstance(result, str):
-            self.tables.update(result)
-        elif not self.own:
-            self.failed |= dict.fromkeys(self.units[name], result)
+        if "error" in result and not self.own:
+            self.failed.update((number, result["error"]) for number in self.units[name])
+        for number, tables in result.get("tables", {}).items():
+            self.tables[int(number)] = {stem: unpack(each) for stem, each in tables.items()}
 
     def account(self, names: Sequence[str], job: Any) -> None:
         """Submits the unit of a lost worker again."""
@@ -170,7 +181,7 @@ class Workers:
             self.pending -= left
         elif left and self.lost[name := names[0]] > RETRIES:
             reason = f"{reason or status}; log: {self.folder / name}.log"
-            self.collect(name, f"lost its worker {self.lost[name]} times: {reason}")
+            self.collect(name, {"error": f"lost its worker {self.lost[name]} times: {reason}"})
         elif left:
             self.waiting.append(names)
 
@@ -287,27 +298,27 @@ def main() -> None:
     global assigned
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several may share a GPU
     signal.signal(signal.SIGUSR2, interrupt.request)  # Slurm's, before it ends a job
-    assigned = request = pickle.load(sys.stdin.buffer)
-    if not request.folder.is_dir():
+    assigned = request = Request(*json.load(sys.stdin))
+    if not (folder := Path(request.folder)).is_dir():
         sys.exit(UNSEEN)
-    with (request.folder / f"{request.units[0]}.log").open("ab") as log:
+    with (folder / f"{request.units[0]}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    sys.orig_argv = [*request.command]
+    sys.orig_argv = request.command
     try:
         os.chdir(request.directory)
-        config = pickle.loads(request.config)
+        module = importlib.import_module(request.kind[0])
+        config = restore(getattr(module, request.kind[1])(), request.config)
         if config.budget == "smoke":
             importlib.import_module("experiments.__main__").quick_to_compile()
-        module = sys.modules[type(config).__module__]
         with interrupt.listen():
             module.run(config) if hasattr(module, "run") else config.run()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
         for name in request.units:
-            if not (request.folder / f"{name}.result").exists():
-                leave(request, name, f"{type(error).__name__}: {error}")
+            if not (folder / f"{name}.result").exists():
+                leave(request, name, error=f"{type(error).__name__}: {error}")
         raise
 
 
@@ -315,16 +326,16 @@ def work(jobs: Sequence[Job], root: Path) -> None:
     """Measures a worker's units; `runner.fill` calls it in place of all jobs."""
     request = assigned
     assert request
+    folder, written = Path(request.folder), dict[int, float]()
     parent, found, in_use = os.getppid(), units(jobs), False
     if unknown := {*request.units} - found.keys():
         raise ValueError(f"the worker has no {', '.join(unknown)}: its code or files differ")
-    written: dict[int, float] = {}
 
     def on_progress(number: int, share: float, **_: Any) -> None:
         if time.monotonic() - written.get(number, -inf) > 1:
             written[number] = time.monotonic()
-            write_whole(request.folder / f"{number}.share", str(share))
-            if (request.folder / STOP).exists() or os.getppid() != parent:
+            write_whole(folder / f"{number}.share", str(share))
+            if (folder / STOP).exists() or os.getppid() != parent:
                 interrupt.request()
         interrupt.check()
 
@@ -334,11 +345,13 @@ def work(jobs: Sequence[Job], root: Path) -> None:
         while not done:
             on_progress(numbers[0], 0.0)
             try:
-                leave(request, name, {n: jobs[n].measure(partial(on_progress, n)) for n in numbers})
+                measured = {n: jobs[n].measure(partial(on_progress, n)) for n in numbers}
+                tables = {n: {k: pack(v) for k, v in each.items()} for n, each in measured.items()}
+                leave(request, name, tables=tables)
                 done = True
             except BlockingIOError:
                 written.clear()
-                (request.folder / f"{numbers[0]}.share").unlink()
+                (folder / f"{numbers[0]}.share").unlink()
                 if done := time.monotonic() >= until:
                     in_use = True
                 else:
@@ -347,6 +360,19 @@ def work(jobs: Sequence[Job], root: Path) -> None:
         sys.exit(os.EX_TEMPFAIL)
 
 
-def leave(request: Request, name: str, result: Mapping[int, Mapping[str, Rows]] | str) -> None:
-    """Stores what the coordinator collects of a unit: tables by the job's number, or an error."""
-    write_whole(request.folder / f"{name}.result", pickle.dumps(result))
+def leave(request: Request, name: str, **result: Any) -> None:
+    """Stores what the coordinator collects of a unit: `tables` by the job's number, or `error`."""
+    write_whole(
+        Path(request.folder) / f"{name}.result", json.dumps(result, default=np.ndarray.item)
+    )
+
+
+def pack(rows: Rows) -> dict[str, tuple[str, list[Any]]]:
+    """Returns the type and the values of each column, as JSON."""
+    frame = pd.DataFrame(rows)
+    return {str(name): (str(column.dtype), column.tolist()) for name, column in frame.items()}
+
+
+def unpack(columns: Mapping[str, tuple[str, list[Any]]]) -> pd.DataFrame:
+    """Returns the table of `pack`."""
+    return pd.DataFrame({name: pd.Series(v, dtype=kind) for name, (kind, v) in columns.items()})

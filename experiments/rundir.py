@@ -112,6 +112,17 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a configuration must hold only numbers, text and lists, got {value!r}")
 
 
+def restore(default: Any, values: Mapping[str, Any]) -> Any:
+    """Returns the dataclass of what `plain` returned; missing fields take defaults."""
+    changes = {}
+    for name in {each.name for each in dataclasses.fields(default)} & values.keys():
+        value, field = values[name], getattr(default, name)
+        if dataclasses.is_dataclass(field):
+            value = restore(field, value)
+        changes[name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(default, **changes)
+
+
 def read_config(folder: str | Path, *fields: str) -> dict[str, Any]:
     """Reads `config.json` of a run: experiment, config, plan, and provenance by session.
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -25,9 +25,11 @@ import pandas as pd
 
 from experiments import cells, cluster, conditions, report
 from experiments.cells import Cell, Spec
+from experiments.cluster import Job as Job
+from experiments.cluster import Rows as Rows
 from experiments.conditions import Condition, EvaluationSet, Typos
 from experiments.models import Variant, build
-from experiments.rundir import open_run, read_config, write_whole
+from experiments.rundir import open_run, read_config, restore, write_whole
 from experiments.settings import Flags
 from hopfax.cpu import usable_cores
 from hopfax.data import Encoded, TaskData, evenly_spaced, from_rows, load_task, read_table
@@ -37,20 +39,6 @@ from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
 
 TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
-Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
-
-
-class Job(NamedTuple):
-    """A unit of a run, such as a model to train and test.
-
-    `measure(on_progress)` returns rows by the stem of their CSV file, such as "results".
-    `on_progress(share, **shown)` takes the share done, in [0, 1]. A BlockingIOError says that
-    another process works on it.
-    """
-
-    title: str  # in the progress line
-    measure: Callable[[Callable[..., None]], Mapping[str, Rows]]
-    cell: str = ""  # its folder in `runs/cells/`, if it has one
 
 
 def fill(
@@ -357,17 +345,6 @@ def open_trained(run: str | Path, *, model: str | None, task: str | None) -> tup
     if not (cell := folder.parents[1] / "cells" / spec_of(flags, trial, data).id).is_dir():
         raise FileNotFoundError(f"{name} is not trained on {task}: there is no {cell}")
     return open_cell(flags, trial, data), flags
-
-
-def restore(default: Any, values: Mapping[str, Any]) -> Any:
-    """Returns the dataclass of a run's config.json; missing fields take defaults."""
-    changes = {}
-    for name in {each.name for each in fields(default)} & values.keys():
-        value, field = values[name], getattr(default, name)
-        if is_dataclass(field):
-            value = restore(field, value)
-        changes[name] = tuple(value) if isinstance(value, list) else value
-    return replace(default, **changes)
 
 
 def choose(flag: str, name: str | None, names: Sequence[str]) -> str:

@@ -2,13 +2,14 @@
 
 import json
 import os
-import pickle
 import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import cluster, conditions, report, runner
@@ -18,7 +19,7 @@ from experiments.noise_stability import theory
 from experiments.settings import Cluster
 from hopfax.train import interrupt
 
-SUBMITIT = Cluster(launcher="submitit")
+SUBMITIT, CONFIG = Cluster(launcher="submitit"), theory.Config()
 
 
 def job(number, cell="", fails=False):
@@ -45,14 +46,14 @@ def in_process(jobs, monkeypatch, tmp_path):
     started = []
 
     def submit(*_, input):
-        request = pickle.loads(input)
+        request = cluster.Request(*json.loads(input))
         started.append(request.units)
         with monkeypatch.context() as patch:
             patch.setattr(cluster, "assigned", request)
             try:
                 cluster.work(jobs, tmp_path)
             except FloatingPointError as error:
-                cluster.leave(request, request.units[0], str(error))
+                cluster.leave(request, request.units[0], error=str(error))
         return ended()
 
     monkeypatch.setattr(cluster, "launcher", lambda *_: submit)
@@ -87,23 +88,27 @@ def test_the_rest_goes_on_after_a_failure_and_the_end_names_it(monkeypatch, tmp_
 def test_a_lost_worker_is_replaced_twice(status, tmp_path):
     starts = []
     submit = lambda *_, input: starts.append(input) or ended(status)  # noqa: E731
-    with Workers(None, [job(0, "a")], [["a"]], submit, count=1, folder=tmp_path / "w") as workers:
+    with Workers(
+        theory.Config(), [job(0, "a")], [["a"]], submit, count=1, folder=tmp_path / "w"
+    ) as workers:
         while workers.are_busy():
             assert workers.has(0)
             workers.poll()
-    assert [pickle.loads(each).units for each in starts] == [["a"]] * 3
+    assert [json.loads(each)[-2] for each in starts] == [["a"]] * 3
     assert "lost its worker 3 times" in workers.failed[0] and str(status) in workers.failed[0]
 
 
 def test_a_worker_that_does_not_see_the_runs_is_an_error(tmp_path):
     submit = lambda *_, input: ended(cluster.UNSEEN)  # noqa: E731
-    workers = Workers(None, [job(0)], [["job-0"]], submit, count=1, folder=tmp_path / "w")
+    workers = Workers(
+        theory.Config(), [job(0)], [["job-0"]], submit, count=1, folder=tmp_path / "w"
+    )
     with workers, pytest.raises(OSError, match=r"do not see .*set --runs to a folder"):
         workers.poll(), workers.poll()
 
 
 def request(tmp_path, *units, waits=True):
-    return cluster.Request(tmp_path, str(tmp_path), ["python"], b"", units, waits)
+    return cluster.Request(str(tmp_path), "", [], ("", ""), {}, [*units], waits)
 
 
 def test_a_worker_waits_for_a_cell_in_use(monkeypatch, tmp_path):
@@ -118,7 +123,7 @@ def test_a_worker_waits_for_a_cell_in_use(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "assigned", request(tmp_path, "a"))
     monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
     cluster.work([runner.Job("", busy, "a")], tmp_path)
-    assert pickle.loads((tmp_path / "a.result").read_bytes()) == {0: {}}
+    assert json.loads((tmp_path / "a.result").read_bytes()) == {"tables": {"0": {}}}
     calls.clear()
     monkeypatch.setattr(cluster, "IN_USE_SECONDS", 0.0)
     with pytest.raises(SystemExit) as left:
@@ -139,7 +144,7 @@ def test_a_coordinator_that_stops_asks_workers_and_waits(tmp_path):
     folder, seen = tmp_path / "w", []
     done = lambda: seen.append((folder / cluster.STOP).exists()) or len(seen) > 3  # noqa: E731
     submit = lambda *_, input: SimpleNamespace(done=done)  # noqa: E731
-    workers = Workers(None, [job(0)], [["job-0"]], submit, count=1, folder=folder)
+    workers = Workers(CONFIG, [job(0)], [["job-0"]], submit, count=1, folder=folder)
     with pytest.raises(KeyboardInterrupt), workers:
         workers.poll()
         raise KeyboardInterrupt
@@ -159,6 +164,13 @@ def test_real_workers_say_what_they_lack(launcher, tmp_path):
     finally:
         getattr(engine, "shutdown", int)()
     assert "nowhere" in workers.failed[0] and (folder / "job-0.log").exists()
+
+
+def test_tables_return_from_workers_as_they_were():
+    rows = [{"n": 1, "x": np.float32(0.1), "y": None}, {"n": 2, "x": np.float32(np.nan), "y": "a"}]
+    for table in (rows, pd.DataFrame(rows).astype({"x": "float32"})):
+        again = cluster.unpack(json.loads(json.dumps(cluster.pack(table), default=np.generic.item)))
+        pd.testing.assert_frame_equal(again, pd.DataFrame(table))
 
 
 def test_predictions_that_a_trained_model_lacks_are_made_by_a_worker(monkeypatch, tmp_path):
