@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -28,8 +29,10 @@ from hopfax.data.load import task_rows
 from hopfax.data.tokenize import encode
 from hopfax.text import Version, Victim
 from hopfax.text.hotflip import Form
+from hopfax.train import interrupt
 from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, collect, predict
 from hopfax.train.metrics import scores
+from hopfax.train.sharding import any_process, first
 from hopfax.train.white_box import white_box
 
 RANDOM = {"misspelling": text.misspell, "char_swap": text.swap_characters}
@@ -72,18 +75,27 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
-    if path.exists():
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
-        except Exception as error:  # damaged archives raise errors of many classes
-            warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
+    if predicted := first(functools.partial(_stored, path)):
+        return predicted
+    if any_process(interrupt.is_requested()):
+        raise KeyboardInterrupt
     predicted = condition.predict(cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
     return predicted
+
+
+def _stored(path: Path) -> CellPredictions | None:
+    if not path.exists():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
+    except Exception as error:  # damaged archives raise errors of many classes
+        warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=4)
+        return None
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:

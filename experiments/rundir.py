@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -30,11 +31,12 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     """Creates or finds the folder of this configuration and records its provenance.
 
     The field `runs` of the configuration, a dataclass or a mapping, is the folder of all runs, and
-    not part of the ID. `plan` is what the configuration resolves to, for pages, and part of the ID;
+    not part of the ID; `hosts` is left out. `plan` is what the configuration resolves to, for pages, and part of the ID;
     its `cells` are those that the run needs. Returns `runs/experiment/ID`.
     """
     interrupt.check()
     settings = plain(config)
+    settings.pop("hosts", None)
     document = {"experiment": experiment, "config": settings, "plan": plain(plan or {})}
     hashed = {name: value for name, value in settings.items() if name != "runs"}
     folder = Path(settings["runs"]) / experiment / identifier(document | {"config": hashed})
@@ -62,29 +64,40 @@ def locked(folder: str | Path) -> Iterator[None]:
         BlockingIOError: The folder is locked; the message names the process.
         OSError: The file system has no locks.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    handle = os.open(Path(folder) / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            import fcntl  # absent on Windows
+    from hopfax.train.sharding import first, is_first
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(handle, 1000).decode() or "another process"
-            raise BlockingIOError(
-                f"{folder} is in use by {owner}; wait until it ends, or stop it"
-            ) from None
-        except (ImportError, OSError) as error:
-            raise OSError(
-                f"{folder} cannot be locked ({error}): set --runs to a folder on a file system "
-                "with locks"
-            ) from None
+    handle = first(functools.partial(_lock, Path(folder)))
+    try:
+        yield
+    finally:
+        if is_first():
+            os.close(handle)
+
+
+def _lock(folder: Path) -> int:
+    """Returns the open file of a lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        import fcntl  # absent on Windows
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()} since {now}".encode())
-        yield
-    finally:
+    except BlockingIOError:
+        owner = os.read(handle, 1000).decode() or "another process"
         os.close(handle)
+        raise BlockingIOError(
+            f"{folder} is in use by {owner}; wait until it ends, or stop it"
+        ) from None
+    except (ImportError, OSError) as error:
+        os.close(handle)
+        raise OSError(
+            f"{folder} cannot be locked ({error}): set --runs to a folder on a file system "
+            "with locks"
+        ) from None
+    return handle
 
 
 def identifier(document: Any) -> str:
@@ -123,7 +136,12 @@ def read_config(folder: str | Path, *fields: str) -> dict[str, Any]:
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Replaces a file atomically: readers see the old or the new content, also after a kill."""
-    path = Path(path)
+    from hopfax.train.sharding import first
+
+    first(functools.partial(_write_whole, Path(path), content))
+
+
+def _write_whole(path: Path, content: str | bytes) -> None:
     for left in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:  # its process is dead

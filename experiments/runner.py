@@ -36,7 +36,7 @@ from hopfax.data.tasks import look_up, task
 from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.train import interrupt
 from hopfax.train.progress import Progress
-from hopfax.train.sharding import make_sharding
+from hopfax.train.sharding import first, make_sharding
 
 TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
 Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
@@ -106,7 +106,7 @@ def fill(
                 show(number, max(shares[number], 0))
     few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
     with contextlib.suppress(*few_rows):
-        report.write_report(folder, page(folder))
+        first(lambda: report.write_report(folder, page(folder)))
     if waiting:
         raise BlockingIOError(
             f"{len(waiting)} of {len(jobs)} jobs are in progress in other processes; run the "
@@ -133,7 +133,7 @@ def second_process(
         for number, job in enumerate(jobs)
         if getattr(job.measure, "func", None) is measure and not (root / job.cell).exists()
     ]
-    several = len(trials) > 1 and config.budget != "smoke"
+    several = len(trials) > 1 and config.budget != "smoke" and jax.process_count() == 1
     if not several or jax.default_backend() != "cpu" or jax.device_count() >= usable_cores():
         yield [-1.0] * len(jobs), lambda: False
         return

@@ -11,7 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Mapping
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from hopfax.nn.functional import flatten
+from hopfax.train.sharding import fetch, first, is_first, place
 
 # Orbax also logs the tracebacks of the errors it raises.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -41,7 +42,10 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """Saves and restores the state of one run in one folder; one process writes at a time.
+    """Saves and restores the state of one run in one folder; one run writes at a time.
+
+    Several processes of `jax.distributed` call every method but `due` together. Process 0 alone
+    reads and writes, so that one process can resume a run of several.
 
     Args:
         folder: Folder of `config.json` and the checkpoints; created if absent.
@@ -68,21 +72,25 @@ class Checkpoints:
         self.folder = Path(folder).absolute()  # Orbax accepts no relative paths
         self._steps = self.folder / "checkpoints"
         self._interval, self._saved_at = interval, time.monotonic()
-        self._check_config(json.loads(json.dumps(dict(config))))
-        self._open(clean_up=True)
+        self._manager: Any = None
+        first(partial(self._start, json.loads(json.dumps(dict(config)))))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            self.wait()
+            if error is None:
+                self.wait()
+            elif is_first():  # an error of one process
+                self._wait()
         except CheckpointError as failure:
             if error is None:
                 raise
             error.add_note(str(failure))  # the first error is the one to report
         finally:
-            self._manager.close()
+            if is_first():
+                self._manager.close()
 
     def save(self, step: int, tree: Any) -> None:
         """Copies the state to the host and starts to write it; overwrites a save of the same step.
@@ -95,7 +103,11 @@ class Checkpoints:
         """
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
-        arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree, "/").items()}
+        arrays = {name: fetch(leaf) for name, leaf in flatten(tree, "/").items()}
+        first(partial(self._save, step, arrays))
+        self._saved_at = time.monotonic()
+
+    def _save(self, step: int, arrays: dict[str, np.ndarray]) -> None:
         checksum = ocp.args.JsonSave({"crc32": _checksum(arrays)})
         if step in self._manager.all_steps():
             self._manager.delete(step)
@@ -104,7 +116,6 @@ class Checkpoints:
             self._manager.save(step, args=items, force=True)
         except OSError as error:
             self._fail(error)
-        self._saved_at = time.monotonic()
 
     def due(self) -> bool:
         """Returns whether the last save was longer ago than the interval."""
@@ -125,8 +136,15 @@ class Checkpoints:
             ValueError: The checkpoint has other leaves, shapes or dtypes than `like`.
             CheckpointError: There are checkpoints, but none can be read; or a save failed.
         """
-        self.wait()
-        damaged, targets = "", flatten(like, "/")
+        targets, arrays = flatten(like, "/"), {}
+        if (step := first(partial(self._restore, targets, arrays))) is None:
+            return None
+        leaves = [_place(first(partial(arrays.get, name)), x) for name, x in targets.items()]
+        return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
+
+    def _restore(self, targets: dict[str, Any], into: dict[str, np.ndarray]) -> int | None:
+        self._wait()
+        damaged = ""
         for step in sorted(self._manager.all_steps(), reverse=True):
             path = self._steps / str(step)
             try:
@@ -142,12 +160,12 @@ class Checkpoints:
                 )
             if damaged:
                 message = f"damaged checkpoint:{damaged}\nUsing step {step}"
-                warnings.warn(message, CheckpointWarning, stacklevel=2)
+                warnings.warn(message, CheckpointWarning, stacklevel=4)
             for newer in self._manager.all_steps():
                 if newer > step:
                     self._manager.delete(newer)
-            leaves = [_place(arrays[name], target) for name, target in targets.items()]
-            return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
+            into.update(arrays)
+            return step
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self._steps} can be read:{damaged}\n"
@@ -157,18 +175,34 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until all saves are complete; raises a CheckpointError if one failed."""
+        first(self._wait)
+
+    def newest(self) -> str:
+        """Describes the newest complete checkpoint; "none" if there is none."""
+        return first(self._newest)
+
+    def _wait(self) -> None:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
             self._fail(error)
 
-    def newest(self) -> str:
-        """Describes the newest complete checkpoint; "none" if there is none."""
+    def _newest(self) -> str:
         step = self._manager.latest_step()
         return "none" if step is None else f"step {step} in {self._steps / str(step)}"
 
+    def _start(self, config: dict[str, Any]) -> None:
+        self._check_config(config)
+        self._steps.mkdir(exist_ok=True)
+        self._open(clean_up=True)
+
     def _open(self, *, clean_up: bool) -> None:
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=clean_up)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2,
+            cleanup_tmp_directories=clean_up,
+            create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
+        )
         self._manager = ocp.CheckpointManager(self._steps, options=options)
 
     def _fail(self, error: Exception) -> None:
@@ -177,7 +211,7 @@ class Checkpoints:
         self._open(clean_up=False)
         raise CheckpointError(
             f"a checkpoint could not be written: {_first_line(error)}\n"
-            f"Last complete one: {self.newest()}. Resume once there is disk space."
+            f"Last complete one: {self._newest()}. Resume once there is disk space."
         ) from error
 
     def _check_config(self, config: dict[str, Any]) -> None:
@@ -226,7 +260,7 @@ def _place(array: np.ndarray, target: Any) -> Any:
     if isinstance(target, np.ndarray | np.generic):
         return array
     uncommitted = isinstance(target, jax.Array) and not target.committed
-    return jax.device_put(array, None if uncommitted else target.sharding)
+    return place(array, None if uncommitted else target.sharding)
 
 
 def _first_line(error: Exception) -> str:

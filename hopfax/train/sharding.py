@@ -1,25 +1,33 @@
-"""Sharding of a run over several devices: by seeds, or by the rows of a batch."""
+"""Sharding of a run over devices, of one process or several: by seeds, or by rows of a batch.
+
+Several processes, joined by `jax.distributed.initialize`, run the same program. Process 0 alone
+reads and writes shared files and shows progress, see `first`.
+"""
 
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hopfax.cpu import usable_cores
 
 Axis = Literal["seeds", "batch"]
 _DEVICES = "devices"
+T = TypeVar("T")
+_alone = False  # whether process 0 is in a call of `first`
 
 
 class Sharding(NamedTuple):
     """A mesh of devices and the sharded axis; see `make_sharding`.
 
     Attributes:
-        mesh: The devices, along one axis.
+        mesh: The devices of all processes, along one axis.
         axis: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
             each device takes some rows of every batch, by XLA's partitioning; gradients are summed
             over devices.
@@ -49,23 +57,32 @@ class Sharding(NamedTuple):
                 out_specs=tuple(sharding.spec for sharding in outputs),
                 check_vma=False,  # the check rejects loops whose first state is a constant
             )
-        return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
+        options |= {"in_shardings": tuple(inputs), "out_shardings": tuple(outputs)}
+        compiled = jax.jit(fn, **options)
+        if not self.mesh.is_multi_process:
+            return compiled
+        return lambda *arguments: compiled(*map(place, arguments, inputs))
 
-    def put_batch(self, batch: Any) -> Any:
-        """Puts arrays of `(batch, ...)` on the devices; replicated if rows do not divide evenly."""
-        divides = len(jax.tree.leaves(batch)[0]) % self.mesh.size == 0
-        return jax.device_put(batch, self.over("batch") if divides else self.over())
+    def put(self, tree: Any, axis: str | None = None) -> Any:
+        """Puts arrays on the devices, see `place`.
+
+        They are split over their first axis, named `axis`; replicated without a name, or if it does
+        not divide evenly.
+        """
+        divides = axis and len(jax.tree.leaves(tree)[0]) % self.mesh.size == 0
+        return place(tree, self.over(axis) if axis and divides else self.over())
 
 
 def make_sharding(
     num_devices: int | None = None, *, num_seeds: int, batch_size: int
 ) -> Sharding | None:
-    """Shards a run over this process's devices: by seeds if they divide evenly, else by batches.
+    """Shards a run over the devices: by seeds if they divide evenly, else by batches.
 
-    Returns None for a single device.
+    Several processes use all devices of all of them. Returns None for a single device.
 
     Args:
         num_devices: Number of devices; None: the largest number that divides seeds or batch.
+            With several processes, it must be that of all devices.
         num_seeds: Number of seeds trained together.
         batch_size: Rows per step.
 
@@ -80,16 +97,22 @@ def make_sharding(
         >>> make_sharding(1, num_seeds=5, batch_size=32) is None
         True
     """
-    devices = jax.local_devices()
+    devices, processes = jax.devices(), jax.process_count()
     sizes: dict[Axis, int] = {"seeds": num_seeds, "batch": batch_size}
 
     def axis_of(count: int) -> Axis | None:
         return next((axis for axis, size in sizes.items() if size % count == 0), None)
 
-    if num_devices is None:
+    if num_devices is None and processes > 1:
+        num_devices = len(devices)
+    elif num_devices is None:
         num_devices = next(count for count in range(len(devices), 0, -1) if axis_of(count))
     if not 1 <= num_devices <= len(devices):
         raise ValueError(f"num_devices must be in [1, {len(devices)}], got {num_devices}")
+    if processes > 1 and num_devices < len(devices):
+        raise ValueError(
+            f"num_devices must be {len(devices)} with {processes} processes, got {num_devices}"
+        )
     if num_devices == 1:
         return None
     if (axis := axis_of(num_devices)) is None:
@@ -97,8 +120,77 @@ def make_sharding(
             f"{num_devices} devices must divide the seeds or the batch, got {num_seeds} seeds and "
             f"batches of {batch_size}"
         )
-    _warn_of_few_threads(devices[:num_devices])
+    _warn_of_few_threads(jax.local_devices()[:num_devices])
     return Sharding(Mesh(np.asarray(devices[:num_devices]), (_DEVICES,)), axis)
+
+
+def place(tree: Any, sharding: Any) -> Any:
+    """Like `jax.device_put`, also for devices of other processes, which give the same arrays.
+
+    Arrays on several processes stay as they are.
+    """
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def put(array: Any) -> Any:
+        if isinstance(array, jax.Array):
+            if not array.is_fully_addressable:
+                return array
+            is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+            array = array if is_key else np.asarray(array)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(put, tree)
+
+
+def fetch(array: Any) -> np.ndarray:
+    """Returns a complete NumPy array; all processes call this together for devices of several."""
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable or array.is_fully_replicated
+    ):
+        return multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+
+def is_first() -> bool:
+    """Returns whether this is process 0, or the only one."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
+
+
+def any_process(flag: bool) -> bool:
+    """Returns whether the flag is set on some process; all processes call this together."""
+    if not jax.distributed.is_initialized():
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+def first(fn: Callable[[], T]) -> T:
+    """Calls a function on process 0 only; all processes return its result or raise its error.
+
+    All processes call this together, with results that can be pickled. Further calls within the
+    function only call theirs.
+    """
+    global _alone
+    if not jax.distributed.is_initialized() or _alone:
+        return fn()
+    outcome, message = None, b""
+    if is_first():
+        _alone = True
+        try:
+            outcome = fn(), None
+        except Exception as error:
+            outcome = None, error
+        finally:
+            _alone = False
+        message = pickle.dumps(outcome)
+    size = int(multihost_utils.broadcast_one_to_all(np.uint32(len(message))))
+    # Few lengths, each of which compiles.
+    message = message.ljust(2 ** max(10, size.bit_length()), b"\0")
+    sent = multihost_utils.broadcast_one_to_all(np.frombuffer(message, np.uint8))
+    value, error = outcome or pickle.loads(sent.tobytes())
+    if error:
+        raise error
+    return value
 
 
 def check_devices() -> None:
