@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -75,8 +74,13 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
-    if predicted := first(functools.partial(_stored, path)):
-        return predicted
+    content = first(lambda: path.read_bytes() if path.exists() else None)
+    if content is not None:
+        try:
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+                return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
+        except Exception as error:  # damaged archives raise errors of many classes
+            warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
     if any_process(interrupt.is_requested()):
         raise KeyboardInterrupt
     predicted = condition.predict(cell)
@@ -85,17 +89,6 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
     return predicted
-
-
-def _stored(path: Path) -> CellPredictions | None:
-    if not path.exists():
-        return None
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
-    except Exception as error:  # damaged archives raise errors of many classes
-        warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=4)
-        return None
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:

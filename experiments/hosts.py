@@ -1,13 +1,10 @@
-"""One model trained by several processes, on one host or several, with `jax.distributed`.
-
-All processes run the same program. Process 0 alone reads and writes the run's folder and prints.
-"""
+"""One model trained by several processes, which run the same program, with `jax.distributed`."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,13 +20,21 @@ SECONDS = 60  # until all processes must have joined
 
 @contextlib.contextmanager
 def joined(name: str, config: Any) -> Iterator[None]:
-    """Joins the processes of an experiment with `--distributed`; others run as they are.
+    """Joins the processes of an experiment if `--distributed` is set. Only process 0 prints.
 
     Raises:
-        ValueError: A flag is wrong, no processes are detected, or their flags or devices differ.
+        ValueError: A flag is wrong, no job is detected, or flags differ between processes.
     """
     flags = getattr(config, "hosts", Hosts())
-    flags.check()
+    place = flags.coordinator, flags.num_processes, flags.process_index
+    if place != (None, None, None):
+        address, count, index = place
+        is_set = flags.distributed and None not in place
+        if not (is_set and re.fullmatch(r"\S+:\d+", address) and 0 <= index < count):
+            raise ValueError(
+                "--distributed, --coordinator HOST:PORT, --num-processes N and --process-index in "
+                f"[0, N) must be set together, got {address}, {count} and {index}"
+            )
     if not flags.distributed:
         yield
         return
@@ -43,33 +48,24 @@ def joined(name: str, config: Any) -> Iterator[None]:
         print(f"error: not all processes have joined at {where}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM from `interrupt`
+    jax.config.update("jax_enable_preemption_service", False)  # `interrupt` handles SIGTERM
     (watchdog := threading.Timer(SECONDS, expire)).start()
     try:
         jax.distributed.initialize(
-            flags.coordinator, flags.num_processes, flags.process_index,
-            initialization_timeout=2 * SECONDS, shutdown_timeout_seconds=SECONDS,
-        )  # fmt: skip
+            *place, initialization_timeout=2 * SECONDS, shutdown_timeout_seconds=SECONDS
+        )
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            "--distributed requires a job of Slurm or Open MPI, or --coordinator, --num-processes "
-            f"and --process-index: {error}"
-        ) from None
+        flag = "--distributed requires a job of Slurm or Open MPI, or --coordinator"
+        raise ValueError(f"{flag}: {error}") from None
     finally:
         watchdog.cancel()
-    if any_process(jax.device_count() != jax.process_count() * jax.local_device_count()):
-        raise ValueError(
-            f"all processes must have the same number of devices, got {jax.local_device_count()} "
-            f"of {jax.device_count()} in one of {jax.process_count()}"
-        )
+    if not is_first():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     ours = flatten(plain({"experiment": name, "": replace(config, hosts=Hosts())}), "/")
     theirs = first(lambda: ours)
-    wrong = [key.split("/")[-1] for key, value in ours.items() if value != theirs.get(key, value)]
-    if any_process(bool(wrong) or ours.keys() != theirs.keys()):
-        names = ", ".join(wrong) or "none here"
-        raise ValueError(f"all processes must have the same flags as process 0; differing: {names}")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(interrupt.hold())  # processes stop together, see `conditions`
-        if not is_first():
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+    wrong = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+    if any_process(bool(wrong)):
+        names = ", ".join(key.rpartition("/")[2] for key in wrong) or "those of another process"
+        raise ValueError(f"all processes must have the flags of process 0; different: {names}")
+    with interrupt.hold():  # processes stop together, see `conditions.predictions`
         yield

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import functools
 import hashlib
 import json
 import os
@@ -31,7 +30,7 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     """Creates or finds the folder of this configuration and records its provenance.
 
     The field `runs` of the configuration, a dataclass or a mapping, is the folder of all runs, and
-    not part of the ID; `hosts` is left out. `plan` is what the configuration resolves to, for pages, and part of the ID;
+    not part of the ID; `hosts` is not recorded. `plan` is what the configuration resolves to, for pages, and part of the ID;
     its `cells` are those that the run needs. Returns `runs/experiment/ID`.
     """
     interrupt.check()
@@ -64,40 +63,39 @@ def locked(folder: str | Path) -> Iterator[None]:
         BlockingIOError: The folder is locked; the message names the process.
         OSError: The file system has no locks.
     """
-    from hopfax.train.sharding import first, is_first
+    from hopfax.train.sharding import first
 
-    handle = first(functools.partial(_lock, Path(folder)))
-    try:
+    with contextlib.ExitStack() as stack:
+        first(lambda: stack.enter_context(_locked(folder)))
         yield
-    finally:
-        if is_first():
-            os.close(handle)
 
 
-def _lock(folder: Path) -> int:
-    """Returns the open file of a lock."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+@contextlib.contextmanager
+def _locked(folder: str | Path) -> Iterator[None]:
+    """See `locked`; on process 0 only."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    handle = os.open(Path(folder) / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        import fcntl  # absent on Windows
+        try:
+            import fcntl  # absent on Windows
 
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 1000).decode() or "another process"
+            raise BlockingIOError(
+                f"{folder} is in use by {owner}; wait until it ends, or stop it"
+            ) from None
+        except (ImportError, OSError) as error:
+            raise OSError(
+                f"{folder} cannot be locked ({error}): set --runs to a folder on a file system "
+                "with locks"
+            ) from None
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()} since {now}".encode())
-    except BlockingIOError:
-        owner = os.read(handle, 1000).decode() or "another process"
+        yield
+    finally:
         os.close(handle)
-        raise BlockingIOError(
-            f"{folder} is in use by {owner}; wait until it ends, or stop it"
-        ) from None
-    except (ImportError, OSError) as error:
-        os.close(handle)
-        raise OSError(
-            f"{folder} cannot be locked ({error}): set --runs to a folder on a file system "
-            "with locks"
-        ) from None
-    return handle
 
 
 def identifier(document: Any) -> str:
@@ -138,10 +136,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """Replaces a file atomically: readers see the old or the new content, also after a kill."""
     from hopfax.train.sharding import first
 
-    first(functools.partial(_write_whole, Path(path), content))
+    first(lambda: _write_whole(Path(path), content))
 
 
 def _write_whole(path: Path, content: str | bytes) -> None:
+    """See `write_whole`; on process 0 only."""
     for left in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:  # its process is dead

@@ -222,35 +222,17 @@ class Encoders:
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Training of one model by several processes, which run the same command."""
+    """Training of each model by several processes, which run the same command."""
 
     distributed: bool = False
-    """Train each model on the devices of all processes of a job of Slurm or Open MPI. Elsewhere,
-    set the three flags below."""
+    """Use the devices of all processes of a job of Slurm or Open MPI. Elsewhere, set the next three
+    flags."""
     coordinator: Annotated[str | None, optional("HOST:PORT", "detected")] = None
     """Address of process 0."""
     num_processes: Annotated[int | None, optional("INT", "detected")] = None
     """Number of processes."""
     process_index: Annotated[int | None, optional("INT", "detected")] = None
     """Index of this process, from 0."""
-
-    def check(self) -> None:
-        """Raises a ValueError if the flags do not fit each other."""
-        place = self.coordinator, self.num_processes, self.process_index
-        if place == (None, None, None):
-            return
-        if None in place or not self.distributed:
-            raise ValueError(
-                "--distributed, --coordinator, --num-processes and --process-index must be set "
-                "together"
-            )
-        host, _, port = str(self.coordinator).rpartition(":")
-        if not host or not port.isdecimal():
-            raise ValueError(f"--coordinator must be HOST:PORT, got {self.coordinator}")
-        if not 0 <= self.process_index < self.num_processes:  # pyright: ignore
-            raise ValueError(
-                f"--process-index must be in [0, {self.num_processes}), got {self.process_index}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Mapping
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -44,8 +44,8 @@ class Restored(NamedTuple):
 class Checkpoints:
     """Saves and restores the state of one run in one folder; one run writes at a time.
 
-    Several processes of `jax.distributed` call every method but `due` together. Process 0 alone
-    reads and writes, so that one process can resume a run of several.
+    Several processes of `jax.distributed` call all methods but `due` together. Process 0 alone
+    reads and writes the files, which do not depend on the number of processes.
 
     Args:
         folder: Folder of `config.json` and the checkpoints; created if absent.
@@ -72,24 +72,22 @@ class Checkpoints:
         self.folder = Path(folder).absolute()  # Orbax accepts no relative paths
         self._steps = self.folder / "checkpoints"
         self._interval, self._saved_at = interval, time.monotonic()
-        self._manager: Any = None
-        first(partial(self._start, json.loads(json.dumps(dict(config)))))
+        first(lambda: self._check_config(json.loads(json.dumps(dict(config)))))
+        self._open(clean_up=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            if error is None:
+            if error is None or not jax.distributed.is_initialized():  # not an error of one process
                 self.wait()
-            elif is_first():  # an error of one process
-                self._wait()
         except CheckpointError as failure:
             if error is None:
                 raise
             error.add_note(str(failure))  # the first error is the one to report
         finally:
-            if is_first():
+            if self._manager:
                 self._manager.close()
 
     def save(self, step: int, tree: Any) -> None:
@@ -104,7 +102,7 @@ class Checkpoints:
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
         arrays = {name: fetch(leaf) for name, leaf in flatten(tree, "/").items()}
-        first(partial(self._save, step, arrays))
+        first(lambda: self._save(step, arrays))
         self._saved_at = time.monotonic()
 
     def _save(self, step: int, arrays: dict[str, np.ndarray]) -> None:
@@ -136,16 +134,9 @@ class Checkpoints:
             ValueError: The checkpoint has other leaves, shapes or dtypes than `like`.
             CheckpointError: There are checkpoints, but none can be read; or a save failed.
         """
-        targets, arrays = flatten(like, "/"), {}
-        if (step := first(partial(self._restore, targets, arrays))) is None:
-            return None
-        leaves = [_place(first(partial(arrays.get, name)), x) for name, x in targets.items()]
-        return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
-
-    def _restore(self, targets: dict[str, Any], into: dict[str, np.ndarray]) -> int | None:
-        self._wait()
-        damaged = ""
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        self.wait()
+        damaged, targets = "", flatten(like, "/")
+        for step in (steps := first(lambda: sorted(self._manager.all_steps(), reverse=True))):
             path = self._steps / str(step)
             try:
                 arrays = self._read(step)
@@ -160,12 +151,11 @@ class Checkpoints:
                 )
             if damaged:
                 message = f"damaged checkpoint:{damaged}\nUsing step {step}"
-                warnings.warn(message, CheckpointWarning, stacklevel=4)
-            for newer in self._manager.all_steps():
-                if newer > step:
-                    self._manager.delete(newer)
-            into.update(arrays)
-            return step
+                warnings.warn(message, CheckpointWarning, stacklevel=2)
+            for newer in steps[: steps.index(step)]:
+                first(lambda newer=newer: self._manager.delete(newer))
+            leaves = [_place(arrays[name], target) for name, target in targets.items()]
+            return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self._steps} can be read:{damaged}\n"
@@ -175,35 +165,26 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until all saves are complete; raises a CheckpointError if one failed."""
-        first(self._wait)
+        try:
+            first(lambda: self._manager.wait_until_finished())
+        except Exception as error:
+            first(lambda error=error: self._fail(error))
 
     def newest(self) -> str:
         """Describes the newest complete checkpoint; "none" if there is none."""
-        return first(self._newest)
-
-    def _wait(self) -> None:
-        try:
-            self._manager.wait_until_finished()
-        except Exception as error:
-            self._fail(error)
-
-    def _newest(self) -> str:
-        step = self._manager.latest_step()
+        step = first(lambda: self._manager.latest_step())
         return "none" if step is None else f"step {step} in {self._steps / str(step)}"
 
-    def _start(self, config: dict[str, Any]) -> None:
-        self._check_config(config)
-        self._steps.mkdir(exist_ok=True)
-        self._open(clean_up=True)
-
     def _open(self, *, clean_up: bool) -> None:
+        alone = ocp.options.MultiprocessingOptions(active_processes={0})
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2,
             cleanup_tmp_directories=clean_up,
             create=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
+            multiprocessing_options=alone,
         )
-        self._manager = ocp.CheckpointManager(self._steps, options=options)
+        manager = ocp.CheckpointManager(self._steps, options=options) if is_first() else None
+        self._manager: Any = manager
 
     def _fail(self, error: Exception) -> None:
         # A manager whose save failed accepts no other. Its threads may still write to the temporary
@@ -211,7 +192,7 @@ class Checkpoints:
         self._open(clean_up=False)
         raise CheckpointError(
             f"a checkpoint could not be written: {_first_line(error)}\n"
-            f"Last complete one: {self._newest()}. Resume once there is disk space."
+            f"Last complete one: {self.newest()}. Resume once there is disk space."
         ) from error
 
     def _check_config(self, config: dict[str, Any]) -> None:
@@ -221,6 +202,7 @@ class Checkpoints:
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(config, sort_keys=True, indent=1))
             partial.replace(path)
+            self._steps.mkdir()
         try:
             stored = json.loads(path.read_bytes())
         except (ValueError, FileNotFoundError) as error:
@@ -235,11 +217,22 @@ class Checkpoints:
             )
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
-        items = ocp.args.Composite(arrays=ocp.args.PyTreeRestore(), notes=ocp.args.JsonRestore())
-        saved: Any = self._manager.restore(step, args=items)
-        if _checksum(saved.arrays) != saved.notes["crc32"]:
-            raise ValueError("arrays changed since they were written")
-        return saved.arrays
+        arrays: dict[str, np.ndarray] = {}
+
+        def read() -> list[Any]:
+            restore = ocp.args.PyTreeRestore(), ocp.args.JsonRestore()
+            items = ocp.args.Composite(**dict(zip(("arrays", "notes"), restore, strict=True)))
+            saved: Any = self._manager.restore(step, args=items)
+            if _checksum(saved.arrays) != saved.notes["crc32"]:
+                raise ValueError("arrays changed since they were written")
+            arrays.update(saved.arrays)
+            return [(name, x.dtype.name, x.shape) for name, x in arrays.items()]
+
+        for name, dtype, shape in first(read) if jax.distributed.is_initialized() else read():
+            if jax.distributed.is_initialized():
+                content = first(lambda name=name: arrays[name].tobytes())
+                arrays[name] = np.frombuffer(content, dtype).reshape(shape)
+        return arrays
 
 
 def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:

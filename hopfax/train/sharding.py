@@ -1,14 +1,14 @@
-"""Sharding of a run over devices, of one process or several: by seeds, or by rows of a batch.
+"""Sharding of a run over the devices of all processes: by seeds, or by the rows of a batch.
 
-Several processes, joined by `jax.distributed.initialize`, run the same program. Process 0 alone
-reads and writes shared files and shows progress, see `first`.
+Processes that `jax.distributed.initialize` joined run the same program; process 0 handles files.
 """
 
+import builtins
+import json
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,6 @@ from hopfax.cpu import usable_cores
 
 Axis = Literal["seeds", "batch"]
 _DEVICES = "devices"
-T = TypeVar("T")
 _alone = False  # whether process 0 is in a call of `first`
 
 
@@ -57,18 +56,12 @@ class Sharding(NamedTuple):
                 out_specs=tuple(sharding.spec for sharding in outputs),
                 check_vma=False,  # the check rejects loops whose first state is a constant
             )
-        options |= {"in_shardings": tuple(inputs), "out_shardings": tuple(outputs)}
-        compiled = jax.jit(fn, **options)
-        if not self.mesh.is_multi_process:
-            return compiled
-        return lambda *arguments: compiled(*map(place, arguments, inputs))
+        fn = jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
+        several = self.mesh.is_multi_process
+        return (lambda *arguments: fn(*map(place, arguments, inputs))) if several else fn
 
     def put(self, tree: Any, axis: str | None = None) -> Any:
-        """Puts arrays on the devices, see `place`.
-
-        They are split over their first axis, named `axis`; replicated without a name, or if it does
-        not divide evenly.
-        """
+        """Places arrays, split over their first axis, or replicated if it does not divide evenly."""
         divides = axis and len(jax.tree.leaves(tree)[0]) % self.mesh.size == 0
         return place(tree, self.over(axis) if axis and divides else self.over())
 
@@ -78,11 +71,10 @@ def make_sharding(
 ) -> Sharding | None:
     """Shards a run over the devices: by seeds if they divide evenly, else by batches.
 
-    Several processes use all devices of all of them. Returns None for a single device.
+    Several processes use all of their devices. Returns None for a single device.
 
     Args:
         num_devices: Number of devices; None: the largest number that divides seeds or batch.
-            With several processes, it must be that of all devices.
         num_seeds: Number of seeds trained together.
         batch_size: Rows per step.
 
@@ -97,22 +89,17 @@ def make_sharding(
         >>> make_sharding(1, num_seeds=5, batch_size=32) is None
         True
     """
-    devices, processes = jax.devices(), jax.process_count()
+    devices = jax.devices()
+    least = len(devices) if jax.process_count() > 1 else 1
     sizes: dict[Axis, int] = {"seeds": num_seeds, "batch": batch_size}
 
     def axis_of(count: int) -> Axis | None:
         return next((axis for axis, size in sizes.items() if size % count == 0), None)
 
-    if num_devices is None and processes > 1:
-        num_devices = len(devices)
-    elif num_devices is None:
-        num_devices = next(count for count in range(len(devices), 0, -1) if axis_of(count))
-    if not 1 <= num_devices <= len(devices):
-        raise ValueError(f"num_devices must be in [1, {len(devices)}], got {num_devices}")
-    if processes > 1 and num_devices < len(devices):
-        raise ValueError(
-            f"num_devices must be {len(devices)} with {processes} processes, got {num_devices}"
-        )
+    if num_devices is None:
+        num_devices = next(filter(axis_of, range(len(devices), least - 1, -1)), len(devices))
+    if not least <= num_devices <= len(devices):
+        raise ValueError(f"num_devices must be in [{least}, {len(devices)}], got {num_devices}")
     if num_devices == 1:
         return None
     if (axis := axis_of(num_devices)) is None:
@@ -125,10 +112,7 @@ def make_sharding(
 
 
 def place(tree: Any, sharding: Any) -> Any:
-    """Like `jax.device_put`, also for devices of other processes, which give the same arrays.
-
-    Arrays on several processes stay as they are.
-    """
+    """Like `jax.device_put`, but leaves arrays alone that are on several processes already."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
@@ -136,20 +120,16 @@ def place(tree: Any, sharding: Any) -> Any:
         if isinstance(array, jax.Array):
             if not array.is_fully_addressable:
                 return array
-            is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
-            array = array if is_key else np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     return jax.tree.map(put, tree)
 
 
 def fetch(array: Any) -> np.ndarray:
-    """Returns a complete NumPy array; all processes call this together for devices of several."""
-    if isinstance(array, jax.Array) and not (
-        array.is_fully_addressable or array.is_fully_replicated
-    ):
-        return multihost_utils.process_allgather(array, tiled=True)
-    return np.asarray(array)
+    """Returns the complete array on all processes, which call this together."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    return multihost_utils.process_allgather(array, tiled=True)
 
 
 def is_first() -> bool:
@@ -164,32 +144,37 @@ def any_process(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def first(fn: Callable[[], T]) -> T:
+def first(fn: Callable[[], Any]) -> Any:
     """Calls a function on process 0 only; all processes return its result or raise its error.
 
-    All processes call this together, with results that can be pickled. Further calls within the
-    function only call theirs.
+    All processes call this together. Results are JSON values or bytes. Further calls within the
+    function happen on process 0 only.
     """
     global _alone
     if not jax.distributed.is_initialized() or _alone:
         return fn()
-    outcome, message = None, b""
+    value, failure, message = None, None, b""
     if is_first():
         _alone = True
         try:
-            outcome = fn(), None
+            value = fn()
         except Exception as error:
-            outcome = None, error
-        finally:
-            _alone = False
-        message = pickle.dumps(outcome)
-    size = int(multihost_utils.broadcast_one_to_all(np.uint32(len(message))))
-    # Few lengths, each of which compiles.
-    message = message.ljust(2 ** max(10, size.bit_length()), b"\0")
-    sent = multihost_utils.broadcast_one_to_all(np.frombuffer(message, np.uint8))
-    value, error = outcome or pickle.loads(sent.tobytes())
-    if error:
-        raise error
+            failure = error
+        _alone = False
+        kinds = [each.__name__ for each in type(failure).__mro__ if hasattr(builtins, each.__name__)]
+        document = value, failure and (kinds[0], str(failure))
+        message = value if isinstance(value, bytes) else json.dumps(document, default=str).encode()
+    share, header = multihost_utils.broadcast_one_to_all, (len(message), isinstance(value, bytes))
+    size, is_bytes = share(np.array(header, np.uint32)).tolist()
+    padded = message.ljust(2 ** max(10, size.bit_length()), b"\0")  # few lengths, as each compiles
+    message = share(np.frombuffer(padded, np.uint8)).tobytes()[:size]
+    if failure:
+        raise failure
+    if is_bytes or is_first():
+        return message if is_bytes else value
+    value, failure = json.loads(message)
+    if failure:
+        raise getattr(builtins, failure[0])(failure[1])
     return value
 
 
