@@ -119,13 +119,10 @@ def train(
                 _fit(spec, built, data, partial, predictor, on_progress=on_progress)
                 first(lambda: partial.rename(folder))
             first(lambda: shutil.rmtree(partial, ignore_errors=True))
-
-    def clean_up() -> None:
-        if (folder / LOCK).exists():  # also of a process that was killed here
-            shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
-            (folder / LOCK).unlink(missing_ok=True)
-
-    first(clean_up)
+    if first((folder / LOCK).exists):  # also of a process that was killed here
+        # Many times the parameters.
+        first(lambda: shutil.rmtree(folder / RESUMPTION, ignore_errors=True))
+        first(lambda: (folder / LOCK).unlink(missing_ok=True))
     # Shapes only: drawing parameters takes longer than testing a small model.
     like = jax.eval_shape(jax.vmap(built.model.init), seed_keys(spec.seeds))
     with Checkpoints(folder, config=config) as checkpoints:

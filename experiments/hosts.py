@@ -22,19 +22,16 @@ SECONDS = 60  # until all processes must have joined
 def joined(name: str, config: Any) -> Iterator[None]:
     """Joins the processes of an experiment if `--distributed` is set. Only process 0 prints.
 
-    Raises:
-        ValueError: A flag is wrong, no job is detected, or flags differ between processes.
+    A ValueError says which flags are wrong, or differ between processes.
     """
     flags = getattr(config, "hosts", Hosts())
-    place = flags.coordinator, flags.num_processes, flags.process_index
-    if place != (None, None, None):
-        address, count, index = place
-        is_set = flags.distributed and None not in place
-        if not (is_set and re.fullmatch(r"\S+:\d+", address) and 0 <= index < count):
-            raise ValueError(
-                "--distributed, --coordinator HOST:PORT, --num-processes N and --process-index in "
-                f"[0, N) must be set together, got {address}, {count} and {index}"
-            )
+    address, count, index = place = flags.coordinator, flags.num_processes, flags.process_index
+    is_set = flags.distributed and None not in place and re.fullmatch(r"\S+:\d+", address)
+    if place != (None, None, None) and not (is_set and 0 <= index < count):
+        raise ValueError(
+            "--distributed, --coordinator HOST:PORT, --num-processes N and --process-index in "
+            f"[0, N) must be set together, got {address}, {count} and {index}"
+        )
     if not flags.distributed:
         yield
         return
@@ -44,8 +41,8 @@ def joined(name: str, config: Any) -> Iterator[None]:
     from hopfax.train.sharding import any_process, first, is_first
 
     def expire() -> None:  # jax would abort with a stack trace
-        where = f"{flags.coordinator or 'the coordinator'} within {SECONDS} seconds"
-        print(f"error: not all processes have joined at {where}", file=sys.stderr, flush=True)
+        late = f"error: not all processes joined at {address or 'the coordinator'} within {SECONDS}"
+        print(late, "seconds", file=sys.stderr, flush=True)
         os._exit(1)
 
     jax.config.update("jax_enable_preemption_service", False)  # `interrupt` handles SIGTERM
@@ -61,11 +58,13 @@ def joined(name: str, config: Any) -> Iterator[None]:
         watchdog.cancel()
     if not is_first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    ours = flatten(plain({"experiment": name, "": replace(config, hosts=Hosts())}), "/")
+    ours = flatten(plain({**vars(replace(config, hosts=Hosts())), "experiment": name}), "/")
     theirs = first(lambda: ours)
-    wrong = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+    wrong = [each for each in ours | theirs if ours.get(each) != theirs.get(each)]
     if any_process(bool(wrong)):
-        names = ", ".join(key.rpartition("/")[2] for key in wrong) or "those of another process"
-        raise ValueError(f"all processes must have the flags of process 0; different: {names}")
+        differing = ", ".join(wrong) or "those of another process"
+        raise ValueError(
+            f"all processes must have the same flags; different from process 0: {differing}"
+        )
     with interrupt.hold():  # processes stop together, see `conditions.predictions`
         yield

@@ -176,13 +176,10 @@ class Checkpoints:
         return "none" if step is None else f"step {step} in {self._steps / str(step)}"
 
     def _open(self, *, clean_up: bool) -> None:
-        alone = ocp.options.MultiprocessingOptions(active_processes={0})
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=2,
-            cleanup_tmp_directories=clean_up,
-            create=False,
-            multiprocessing_options=alone,
-        )
+            max_to_keep=2, cleanup_tmp_directories=clean_up, create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
+        )  # fmt: skip
         manager = ocp.CheckpointManager(self._steps, options=options) if is_first() else None
         self._manager: Any = manager
 
@@ -202,7 +199,6 @@ class Checkpoints:
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(config, sort_keys=True, indent=1))
             partial.replace(path)
-            self._steps.mkdir()
         try:
             stored = json.loads(path.read_bytes())
         except (ValueError, FileNotFoundError) as error:
@@ -215,20 +211,20 @@ class Checkpoints:
                 f"{_differences(flatten(stored, '/'), flatten(config, '/'))}\n"
                 "Restore these settings to resume that run, or choose another folder."
             )
+        self._steps.mkdir(exist_ok=True)
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeRestore(), notes=ocp.args.JsonRestore())
         arrays: dict[str, np.ndarray] = {}
 
         def read() -> list[Any]:
-            restore = ocp.args.PyTreeRestore(), ocp.args.JsonRestore()
-            items = ocp.args.Composite(**dict(zip(("arrays", "notes"), restore, strict=True)))
             saved: Any = self._manager.restore(step, args=items)
             if _checksum(saved.arrays) != saved.notes["crc32"]:
                 raise ValueError("arrays changed since they were written")
             arrays.update(saved.arrays)
             return [(name, x.dtype.name, x.shape) for name, x in arrays.items()]
 
-        for name, dtype, shape in first(read) if jax.distributed.is_initialized() else read():
+        for name, dtype, shape in first(read):
             if jax.distributed.is_initialized():
                 content = first(lambda name=name: arrays[name].tobytes())
                 arrays[name] = np.frombuffer(content, dtype).reshape(shape)

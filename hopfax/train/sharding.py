@@ -117,9 +117,10 @@ def place(tree: Any, sharding: Any) -> Any:
         return jax.device_put(tree, sharding)
 
     def put(array: Any) -> Any:
-        if isinstance(array, jax.Array):
-            if not array.is_fully_addressable:
-                return array
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            return array
+        is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+        array = array if is_key else np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     return jax.tree.map(put, tree)
@@ -161,7 +162,9 @@ def first(fn: Callable[[], Any]) -> Any:
         except Exception as error:
             failure = error
         _alone = False
-        kinds = [each.__name__ for each in type(failure).__mro__ if hasattr(builtins, each.__name__)]
+        kinds = [
+            each.__name__ for each in type(failure).__mro__ if hasattr(builtins, each.__name__)
+        ]
         document = value, failure and (kinds[0], str(failure))
         message = value if isinstance(value, bytes) else json.dumps(document, default=str).encode()
     share, header = multihost_utils.broadcast_one_to_all, (len(message), isinstance(value, bytes))
