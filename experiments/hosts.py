@@ -25,7 +25,8 @@ def joined(name: str, config: Any) -> Iterator[None]:
     A ValueError says which flags are wrong, or differ between processes.
     """
     flags = getattr(config, "hosts", Hosts())
-    address, count, index = place = flags.coordinator, flags.num_processes, flags.process_index
+    place: Any = flags.coordinator, flags.num_processes, flags.process_index
+    address, count, index = place
     is_set = flags.distributed and None not in place and re.fullmatch(r"\S+:\d+", address)
     if place != (None, None, None) and not (is_set and 0 <= index < count):
         raise ValueError(

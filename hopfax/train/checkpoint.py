@@ -44,8 +44,7 @@ class Restored(NamedTuple):
 class Checkpoints:
     """Saves and restores the state of one run in one folder; one run writes at a time.
 
-    Several processes of `jax.distributed` call all methods but `due` together. Process 0 alone
-    reads and writes the files, which do not depend on the number of processes.
+    Several processes call all methods but `due` together; process 0 alone reads and writes.
 
     Args:
         folder: Folder of `config.json` and the checkpoints; created if absent.
@@ -180,8 +179,7 @@ class Checkpoints:
             max_to_keep=2, cleanup_tmp_directories=clean_up, create=False,
             multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
         )  # fmt: skip
-        manager = ocp.CheckpointManager(self._steps, options=options) if is_first() else None
-        self._manager: Any = manager
+        self._manager: Any = is_first() and ocp.CheckpointManager(self._steps, options=options)
 
     def _fail(self, error: Exception) -> None:
         # A manager whose save failed accepts no other. Its threads may still write to the temporary

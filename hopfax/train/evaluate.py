@@ -369,8 +369,7 @@ def predict(
         >>> predictions.logits.shape, bool((abs(predictions.snr_db) < 2).all())
         ((3, 8, 2), True)
     """
-    if predictor.sharding:
-        params = predictor.sharding.put(params, "seeds")
+    params = predictor.sharding.put(params, "seeds") if predictor.sharding else params
     calls = _calls(params, buckets, noise, batch_size, predictor.sharding, chosen)
     pending = [(real, *predictor.run(params, *inputs)) for real, inputs in calls]
     order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")

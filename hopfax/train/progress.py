@@ -9,6 +9,7 @@ import time
 from typing import Any, Self
 
 from hopfax.train import interrupt
+from hopfax.train.sharding import is_first
 
 _INTERVAL = 5.0  # seconds between plain lines
 _WINDOW = 500  # updates over which speed is averaged
@@ -35,8 +36,6 @@ class Progress:
     """
 
     def __init__(self, total: int):
-        from hopfax.train.sharding import is_first  # imports jax
-
         self._total, self.title = total, ""
         self._stream = sys.stderr if is_first() else io.StringIO()
         self._recent = collections.deque[tuple[float, float]](maxlen=_WINDOW + 1)

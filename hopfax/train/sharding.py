@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -61,7 +62,7 @@ class Sharding(NamedTuple):
         return (lambda *arguments: fn(*map(place, arguments, inputs))) if several else fn
 
     def put(self, tree: Any, axis: str | None = None) -> Any:
-        """Places arrays, split over their first axis, or replicated if it does not divide evenly."""
+        """Places arrays, split over the first axis, or replicated if it does not divide evenly."""
         divides = axis and len(jax.tree.leaves(tree)[0]) % self.mesh.size == 0
         return place(tree, self.over(axis) if axis and divides else self.over())
 
@@ -119,7 +120,7 @@ def place(tree: Any, sharding: Any) -> Any:
     def put(array: Any) -> Any:
         if isinstance(array, jax.Array) and not array.is_fully_addressable:
             return array
-        is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         array = array if is_key else np.asarray(array)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
@@ -162,10 +163,8 @@ def first(fn: Callable[[], Any]) -> Any:
         except Exception as error:
             failure = error
         _alone = False
-        kinds = [
-            each.__name__ for each in type(failure).__mro__ if hasattr(builtins, each.__name__)
-        ]
-        document = value, failure and (kinds[0], str(failure))
+        kind = next(each for each in type(failure).__mro__ if each.__module__ == "builtins")
+        document = value, failure and (kind.__name__, str(failure))
         message = value if isinstance(value, bytes) else json.dumps(document, default=str).encode()
     share, header = multihost_utils.broadcast_one_to_all, (len(message), isinstance(value, bytes))
     size, is_bytes = share(np.array(header, np.uint32)).tolist()
@@ -173,9 +172,7 @@ def first(fn: Callable[[], Any]) -> Any:
     message = share(np.frombuffer(padded, np.uint8)).tobytes()[:size]
     if failure:
         raise failure
-    if is_bytes or is_first():
-        return message if is_bytes else value
-    value, failure = json.loads(message)
+    value, failure = (message, None) if is_bytes else json.loads(message)
     if failure:
         raise getattr(builtins, failure[0])(failure[1])
     return value
