@@ -12,6 +12,7 @@ checkpoint. A lock prevents two processes from training the same cell.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -114,7 +115,8 @@ def train(
     built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if first(lambda: partial.exists() or not folder.exists()):
-        with locked(partial):
+        with contextlib.ExitStack() as stack:
+            first(lambda: stack.enter_context(locked(partial)))
             if not first(folder.exists):  # another process may have finished it meanwhile
                 _fit(spec, built, data, partial, predictor, on_progress=on_progress)
                 first(lambda: partial.rename(folder))

@@ -15,15 +15,12 @@ from experiments.rundir import plain
 from experiments.settings import Hosts
 from hopfax.train import interrupt
 
-SECONDS = 60  # until all processes must have joined
+SECONDS = 120  # until all processes must have joined
 
 
 @contextlib.contextmanager
 def joined(name: str, config: Any) -> Iterator[None]:
-    """Joins the processes of an experiment if `--distributed` is set. Only process 0 prints.
-
-    A ValueError says which flags are wrong, or differ between processes.
-    """
+    """With `--distributed`, joins the processes of an experiment, of which only the first prints."""
     flags = getattr(config, "hosts", Hosts())
     place: Any = flags.coordinator, flags.num_processes, flags.process_index
     address, count, index = place
@@ -39,33 +36,28 @@ def joined(name: str, config: Any) -> Iterator[None]:
     import jax
 
     from hopfax.nn.functional import flatten
-    from hopfax.train.sharding import any_process, first, is_first
+    from hopfax.train.sharding import any_process, check_devices, first, is_first
 
     def expire() -> None:  # jax would abort with a stack trace
-        late = f"error: not all processes joined at {address or 'the coordinator'} within {SECONDS}"
-        print(late, "seconds", file=sys.stderr, flush=True)
+        where = address or "the coordinator"
+        print(f"error: not all processes joined {where} in {SECONDS} seconds", file=sys.stderr)
         os._exit(1)
 
     jax.config.update("jax_enable_preemption_service", False)  # `interrupt` handles SIGTERM
     (watchdog := threading.Timer(SECONDS, expire)).start()
     try:
-        jax.distributed.initialize(
-            *place, initialization_timeout=2 * SECONDS, shutdown_timeout_seconds=SECONDS
-        )
+        jax.distributed.initialize(*place, initialization_timeout=2 * SECONDS)
     except (ValueError, RuntimeError) as error:
-        flag = "--distributed requires a job of Slurm or Open MPI, or --coordinator"
-        raise ValueError(f"{flag}: {error}") from None
+        raise ValueError(f"--distributed requires Slurm or --coordinator: {error}") from None
     finally:
         watchdog.cancel()
+    check_devices()
     if not is_first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     ours = flatten(plain({**vars(replace(config, hosts=Hosts())), "experiment": name}), "/")
     theirs = first(lambda: ours)
     wrong = [each for each in ours | theirs if ours.get(each) != theirs.get(each)]
     if any_process(bool(wrong)):
-        differing = ", ".join(wrong) or "those of another process"
-        raise ValueError(
-            f"all processes must have the same flags; different from process 0: {differing}"
-        )
+        raise ValueError(f"flags differ from those of process 0: {', '.join(wrong) or 'not here'}")
     with interrupt.hold():  # processes stop together, see `conditions.predictions`
         yield

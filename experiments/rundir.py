@@ -31,8 +31,7 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
 
     The field `runs` of the configuration, a dataclass or a mapping, is the folder of all runs, and
     not part of the ID; `hosts` is not recorded. `plan` is what the configuration resolves to, for
-    pages, and part of the ID; its `cells` are those that the run needs. Returns
-    `runs/experiment/ID`.
+    pages, and part of the ID; its `cells` are those needed. Returns `runs/experiment/ID`.
     """
     interrupt.check()
     settings = plain(config)
@@ -64,16 +63,6 @@ def locked(folder: str | Path) -> Iterator[None]:
         BlockingIOError: The folder is locked; the message names the process.
         OSError: The file system has no locks.
     """
-    from hopfax.train.sharding import first
-
-    with contextlib.ExitStack() as stack:
-        first(lambda: stack.enter_context(_locked(folder)))
-        yield
-
-
-@contextlib.contextmanager
-def _locked(folder: str | Path) -> Iterator[None]:
-    """See `locked`; on process 0 only."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     handle = os.open(Path(folder) / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -137,11 +126,11 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     """Replaces a file atomically: readers see the old or the new content, also after a kill."""
     from hopfax.train.sharding import first
 
-    first(lambda: _write_whole(Path(path), content))
+    first(lambda: _replace(Path(path), content))
 
 
-def _write_whole(path: Path, content: str | bytes) -> None:
-    """See `write_whole`; on process 0 only."""
+def _replace(path: Path, content: str | bytes) -> None:
+    """See `write_whole`."""
     for left in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:  # its process is dead

@@ -151,8 +151,7 @@ class Checkpoints:
             if damaged:
                 message = f"damaged checkpoint:{damaged}\nUsing step {step}"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
-            for newer in steps[: steps.index(step)]:
-                first(lambda newer=newer: self._manager.delete(newer))
+            first(lambda: [self._manager.delete(each) for each in steps if each > step])
             leaves = [_place(arrays[name], target) for name, target in targets.items()]
             return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:

@@ -1,7 +1,4 @@
-"""Sharding of a run over the devices of all processes: by seeds, or by the rows of a batch.
-
-Processes that `jax.distributed.initialize` joined run the same program; process 0 handles files.
-"""
+"""Sharding of a run over the devices of all processes: by seeds, or by the rows of a batch."""
 
 import builtins
 import json
@@ -58,8 +55,7 @@ class Sharding(NamedTuple):
                 check_vma=False,  # the check rejects loops whose first state is a constant
             )
         fn = jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
-        several = self.mesh.is_multi_process
-        return (lambda *arguments: fn(*map(place, arguments, inputs))) if several else fn
+        return (lambda *x: fn(*map(place, x, inputs))) if self.mesh.is_multi_process else fn
 
     def put(self, tree: Any, axis: str | None = None) -> Any:
         """Places arrays, split over the first axis, or replicated if it does not divide evenly."""
@@ -72,10 +68,11 @@ def make_sharding(
 ) -> Sharding | None:
     """Shards a run over the devices: by seeds if they divide evenly, else by batches.
 
-    Several processes use all of their devices. Returns None for a single device.
+    Processes of `jax.distributed` run the same program. Returns None for a single device.
 
     Args:
-        num_devices: Number of devices; None: the largest number that divides seeds or batch.
+        num_devices: Number of devices; None: the largest number that divides seeds or batch. With
+            several processes, all of theirs.
         num_seeds: Number of seeds trained together.
         batch_size: Rows per step.
 
