@@ -122,8 +122,7 @@ def train(
                 first(lambda: partial.rename(folder))
             first(lambda: shutil.rmtree(partial, ignore_errors=True))
     if first((folder / LOCK).exists):  # also of a process that was killed here
-        # Many times the parameters.
-        first(lambda: shutil.rmtree(folder / RESUMPTION, ignore_errors=True))
+        first(lambda: shutil.rmtree(folder / RESUMPTION, ignore_errors=True))  # large
         first(lambda: (folder / LOCK).unlink(missing_ok=True))
     # Shapes only: drawing parameters takes longer than testing a small model.
     like = jax.eval_shape(jax.vmap(built.model.init), seed_keys(spec.seeds))

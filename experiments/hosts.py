@@ -8,7 +8,6 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from experiments.rundir import plain
@@ -20,12 +19,12 @@ SECONDS = 120  # until all processes must have joined
 
 @contextlib.contextmanager
 def joined(name: str, config: Any) -> Iterator[None]:
-    """With `--distributed`, joins the processes of an experiment, of which only the first prints."""
+    """With `--distributed`, joins the processes of an experiment; only the first one prints."""
     flags = getattr(config, "hosts", Hosts())
     place: Any = flags.coordinator, flags.num_processes, flags.process_index
     address, count, index = place
-    is_set = flags.distributed and None not in place and re.fullmatch(r"\S+:\d+", address)
-    if place != (None, None, None) and not (is_set and 0 <= index < count):
+    fits = None not in place and re.fullmatch(r"\S+:\d+", address) and 0 <= index < count
+    if place != (None, None, None) and not (flags.distributed and fits):
         raise ValueError(
             "--distributed, --coordinator HOST:PORT, --num-processes N and --process-index in "
             f"[0, N) must be set together, got {address}, {count} and {index}"
@@ -54,7 +53,7 @@ def joined(name: str, config: Any) -> Iterator[None]:
     check_devices()
     if not is_first():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    ours = flatten(plain({**vars(replace(config, hosts=Hosts())), "experiment": name}), "/")
+    ours = flatten(plain(config) | {"experiment": name, "hosts": None}, "/")
     theirs = first(lambda: ours)
     wrong = [each for each in ours | theirs if ours.get(each) != theirs.get(each)]
     if any_process(bool(wrong)):

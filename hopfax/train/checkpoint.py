@@ -151,7 +151,7 @@ class Checkpoints:
             if damaged:
                 message = f"damaged checkpoint:{damaged}\nUsing step {step}"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
-            first(lambda: [self._manager.delete(each) for each in steps if each > step])
+            first(lambda newer=steps[: steps.index(step)]: [*map(self._manager.delete, newer)])
             leaves = [_place(arrays[name], target) for name, target in targets.items()]
             return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:

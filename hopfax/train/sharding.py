@@ -68,11 +68,10 @@ def make_sharding(
 ) -> Sharding | None:
     """Shards a run over the devices: by seeds if they divide evenly, else by batches.
 
-    Processes of `jax.distributed` run the same program. Returns None for a single device.
+    Several processes use all of their devices. Returns None for a single device.
 
     Args:
-        num_devices: Number of devices; None: the largest number that divides seeds or batch. With
-            several processes, all of theirs.
+        num_devices: Number of devices; None: the largest number that divides seeds or batch.
         num_seeds: Number of seeds trained together.
         batch_size: Rows per step.
 
