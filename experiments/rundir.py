@@ -130,7 +130,6 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 
 def _replace(path: Path, content: str | bytes) -> None:
-    """See `write_whole`."""
     for left in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:  # its process is dead

@@ -225,8 +225,7 @@ class Hosts:
     """Training of each model by several processes, which run the same command."""
 
     distributed: bool = False
-    """Use the devices of all processes of a job of Slurm or Open MPI. Elsewhere, set the next three
-    flags."""
+    """Use the devices of all processes of a job: of Slurm, of Open MPI, or of the next flags."""
     coordinator: Annotated[str | None, optional("HOST:PORT", "detected")] = None
     """Address of process 0."""
     num_processes: Annotated[int | None, optional("INT", "detected")] = None

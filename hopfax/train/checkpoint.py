@@ -151,7 +151,8 @@ class Checkpoints:
             if damaged:
                 message = f"damaged checkpoint:{damaged}\nUsing step {step}"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
-            first(lambda newer=steps[: steps.index(step)]: [*map(self._manager.delete, newer)])
+            for newer in steps[: steps.index(step)]:
+                first(lambda newer=newer: self._manager.delete(newer))
             leaves = [_place(arrays[name], target) for name, target in targets.items()]
             return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:

@@ -137,8 +137,6 @@ def is_first() -> bool:
 
 def any_process(flag: bool) -> bool:
     """Returns whether the flag is set on some process; all processes call this together."""
-    if not jax.distributed.is_initialized():
-        return flag
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 

@@ -1,0 +1,72 @@
+"""Trains with two processes, and writes `INDEX.npz` for `test_distributed.py`."""
+
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+import tiny
+
+from hopfax.train import loop, schedule
+from hopfax.train.checkpoint import Checkpoints, CheckpointWarning
+from hopfax.train.evaluate import Noise, make_predictor, predict
+from hopfax.train.metrics import MetricsLog
+from hopfax.train.objectives import classification
+from hopfax.train.sharding import fetch, first, is_first, make_sharding
+from hopfax.train.state import adamw
+
+SEEDS = {"seeds": (23, 42), "batch": (23,)}
+MODEL = tiny.bag()
+VALIDATION = tiny.buckets(10, seed=1, boundaries=(12,))
+
+
+def run(folder, axis, **options):
+    """Trains over an axis, and returns the results by name."""
+    sharding = make_sharding(num_seeds=len(SEEDS[axis]), batch_size=8)
+    predictor = make_predictor(MODEL, sharding=sharding)
+    log, rows = MetricsLog(folder / "log"), tiny.buckets(48, boundaries=(12,))
+    with Checkpoints(folder, config={"a": 1}, interval=1e-3) as checkpoints, log:
+        result = loop.fit(
+            predictor, classification(MODEL), train=rows, validation=VALIDATION,
+            score=tiny.accuracy, seeds=SEEDS[axis], epochs=2, optimizer=partial(adamw, 3e-3),
+            batch_size=8, checkpoints=checkpoints, log=log, **options,
+        )  # fmt: skip
+    noise = Noise("embedding", "matched", 1.0)
+    params = [np.ravel(fetch(leaf)) for leaf in jax.tree.leaves(result.params)]
+    logits = predict(predictor, result.params, VALIDATION, noise=noise).logits
+    return {"params": np.concatenate(params), "scores": result.scores, "logits": logits}
+
+
+def outcome(fn):
+    """What a call returns or raises, as text."""
+    try:
+        return str(fn())
+    except (Exception, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main(index, address, folder):
+    index, folder, schedule.CHUNK_STEPS = int(index), Path(folder), 2
+    jax.distributed.initialize(address, 2, index)
+    warnings.simplefilter("ignore", CheckpointWarning)
+    results = {axis: run(folder / axis, axis) for axis in SEEDS}
+
+    def on_progress(share, **_):
+        if index == 1 and share:
+            signal.raise_signal(signal.SIGTERM)
+
+    texts = [outcome(lambda: run(folder / "cut", "seeds", on_progress=on_progress))]
+    with Checkpoints(folder / "damaged", config={"a": 1}) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"x": np.float64([step * np.pi])})
+        checkpoints.wait()
+        for path in (folder / "damaged/checkpoints/2/arrays").rglob("d/*") if is_first() else ():
+            path.write_bytes(b"")
+        texts.append(outcome(lambda: checkpoints.restore({"x": np.zeros(1)})))
+    texts.append(outcome(lambda: Checkpoints(folder / "damaged", config={"a": 2})))
+    texts.append(outcome(lambda: first((folder / "absent").read_bytes)))
+    texts.append(outcome(lambda: make_sharding(1, num_seeds=2, batch_size=8)))
+    flat = {f"{axis}: {name}": x for axis, each in results.items() for name, x in each.items()}
+    np.savez(folder / f"{index}.npz", texts=texts, **flat)
