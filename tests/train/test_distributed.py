@@ -10,47 +10,36 @@ import pytest
 import tiny
 import two_processes
 
-from experiments.__main__ import FAILED, OK, main
+from experiments import __main__
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
-EXPERIMENT = (
-    "robustness --budget smoke --task sentiment --train-size 32 --test-size 16 --vocab-size 100 "
-    "--model tinybert-mean --width 8 --levels 1 --sites token --protocols matched"
-)
-MAIN = "import sys; from experiments import __main__, hosts; hosts.SECONDS = int(sys.argv[1]); "
-MAIN += "sys.exit(__main__.main(sys.argv[2:]))"
+PROGRAM = "import sys, two_processes; two_processes.main(*sys.argv[1:])"
+LATE = "import sys, two_processes as two; two.hosts.SECONDS = 1; two.__main__.main(sys.argv[1:])"
 
 
 def together(program, *lists):
-    """Runs a process for each list of arguments; `ADDRESS` in them is that of a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    settings = {"PJRT_NPROC": "4", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    """Runs a process for each list of arguments; returns their statuses, outputs and errors."""
     with contextlib.ExitStack() as stack:
-        processes = []
-        for each in lists:
-            arguments = [address if part == "ADDRESS" else part for part in each]
-            processes.append(stack.enter_context(tiny.start(program, *arguments, **settings)))
-            stack.callback(processes[-1].kill)
-        outputs = [process.communicate(timeout=300) for process in processes]
+        processes = [stack.enter_context(tiny.start(program, *each)) for each in lists]
+        for process in processes:
+            stack.callback(process.kill)
+        outputs = [process.communicate(timeout=500) for process in processes]
     return [(process.returncode, *both) for process, both in zip(processes, outputs, strict=True)]
 
 
-def flags(index, *own, seconds=200):
-    place = ("--coordinator", "ADDRESS", "--num-processes", "2", "--process-index", index)
-    return [seconds, *EXPERIMENT.split(), "--distributed", *place, *own]
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """The folder of `two_processes.py`, and what each process wrote there and on its stderr."""
-    folder = tmp_path_factory.mktemp("pair")
-    program = "import sys, two_processes; two_processes.main(*sys.argv[1:])"
-    runs = together(program, *((index, "ADDRESS", folder) for index in range(2)))
-    assert [status for status, *_ in runs] == [OK, OK], runs
-    arrays = [dict(np.load(folder / f"{index}.npz")) for index in range(2)]
-    return folder, arrays, [errors for *_, errors in runs]
+    """The folder of `two_processes.py`, what each process wrote there, and what it printed."""
+    folder, address = tmp_path_factory.mktemp("pair"), free_address()
+    runs = together(PROGRAM, *((index, address, folder) for index in range(2)))
+    assert [status for status, *_ in runs] == [0, 0], runs
+    return folder, [dict(np.load(folder / f"{index}.npz")) for index in range(2)], runs
 
 
 def assert_close(both, axis, expected):
@@ -73,10 +62,8 @@ def test_a_stop_of_one_process_saves_and_stops_both_and_one_process_resumes(pair
     assert_close(both, "seeds", two_processes.run(cut, "seeds"))
 
 
-def test_process_0_alone_shows_progress_and_decides_on_files(pair):
-    _, both, (ours, theirs) = pair
-    assert "100%" in ours and "%" not in theirs
-    for each in both:
+def test_process_0_alone_decides_on_files(pair):
+    for each in pair[1]:
         _, restored, config, absent, devices = each["texts"]
         assert restored == "Restored(step=1, tree={'x': array([3.14159265])})"
         assert config.startswith("ValueError: ") and "a: 1 → 2" in config
@@ -84,24 +71,28 @@ def test_process_0_alone_shows_progress_and_decides_on_files(pair):
         assert devices == "ValueError: num_devices must be in [2, 2], got 1"
 
 
-def test_an_experiment_writes_the_results_of_one_process(tmp_path):
-    first, second = together(MAIN, *(flags(n, "--runs", tmp_path / "two") for n in range(2)))
-    assert first[0] == OK and "page: " in first[1] and "100%" in first[2], first
-    assert second == (OK, "", "")
-    assert main([*EXPERIMENT.split(), "--runs", str(tmp_path / "one")]) == OK
-    one, two = (pd.read_csv(path) for path in tmp_path.glob("*/robustness/*/results.csv"))
-    pd.testing.assert_frame_equal(one, two, rtol=1e-5)
-    assert len({path.name for path in tmp_path.glob("*/*/*/") if path.is_dir()}) == 2
+def test_an_experiment_of_two_processes_has_the_results_of_one(pair, tmp_path, monkeypatch):
+    folder, both, ((_, output, progress), (_, nothing, errors)) = pair
+    assert [each["statuses"].tolist() for each in both] == [[__main__.FAILED, __main__.OK]] * 2
+    for text, names in ((progress, "not here"), (errors, "training/epochs")):
+        assert text.startswith(f"error: flags differ from those of process 0: {names}\n")
+    assert "page: " in output and "100%" in progress
+    assert not nothing and "%" not in errors
+    monkeypatch.setattr(__main__, "quick_to_compile", lambda: None)  # of this process
+    flags = [*two_processes.EXPERIMENT.split(), "--runs", str(tmp_path)]
+    assert __main__.main(flags) == __main__.OK
+    paths = [next(each.glob("robustness/*/results.csv")) for each in (tmp_path, folder / "two")]
+    assert paths[0].parent.name == paths[1].parent.name
+    assert paths[1].with_name("report.html").exists()
+    pd.testing.assert_frame_equal(*map(pd.read_csv, paths), rtol=1e-5)
 
 
-def test_processes_that_differ_or_do_not_come_are_an_error(tmp_path, capsys):
-    runs = "--runs", tmp_path
-    both = together(MAIN, flags(0, *runs), flags(1, *runs, "--epochs", "2"))
-    for (status, _, errors), names in zip(both, ("not here", "training/epochs"), strict=True):
-        assert status == FAILED
-        assert errors.splitlines()[0] == f"error: flags differ from those of process 0: {names}"
-    ((status, _, errors),) = together(MAIN, flags(0, seconds=1))
-    assert status == FAILED and "joined 127.0.0.1:" in errors and len(errors.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-    assert main(list(map(str, flags(2)[1:]))) == FAILED  # no port either
-    assert "must be set together, got ADDRESS, 2 and 2" in capsys.readouterr().err
+def test_processes_that_do_not_come_or_fit_are_an_error(capsys):
+    flags = [*two_processes.EXPERIMENT.split(), *["--num-processes", "2", "--distributed"]]
+    flags.append("--process-index")
+    ((status, _, errors),) = together(LATE, [*flags, "0", "--coordinator", free_address()])
+    assert status == __main__.FAILED and len(errors.splitlines()) == 1
+    assert errors.startswith("error: not all processes joined 127.0.0.1:")
+    for address, index in (("host", "1"), ("host:1", "2")):
+        assert __main__.main([*flags, index, "--coordinator", address]) == __main__.FAILED
+        assert f"set together, got {address}, 2 and {index}" in capsys.readouterr().err

@@ -9,14 +9,19 @@ import jax
 import numpy as np
 import tiny
 
+from experiments import __main__, hosts  # noqa: F401
 from hopfax.train import loop, schedule
 from hopfax.train.checkpoint import Checkpoints, CheckpointWarning
 from hopfax.train.evaluate import Noise, make_predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import classification
-from hopfax.train.sharding import fetch, first, is_first, make_sharding
+from hopfax.train.sharding import fetch, first, make_sharding
 from hopfax.train.state import adamw
 
+EXPERIMENT = (
+    "robustness --budget smoke --task sentiment --train-size 32 --test-size 16 --vocab-size 100 "
+    "--model tinybert-mean --width 8 --levels 1 --sites token --protocols matched"
+)
 SEEDS = {"seeds": (23, 42), "batch": (23,)}
 MODEL = tiny.bag()
 VALIDATION = tiny.buckets(10, seed=1, boundaries=(12,))
@@ -49,8 +54,11 @@ def outcome(fn):
 
 def main(index, address, folder):
     index, folder, schedule.CHUNK_STEPS = int(index), Path(folder), 2
-    jax.distributed.initialize(address, 2, index)
-    warnings.simplefilter("ignore", CheckpointWarning)
+    place = ["--distributed", "--coordinator", address, "--num-processes", "2", "--process-index"]
+    flags = [*EXPERIMENT.split(), "--runs", str(folder / "two"), *place, str(index)]
+    statuses = [__main__.main([*flags, "--epochs", str(1 + index)])]  # flags that differ
+    jax.distributed.initialize = lambda *_, **__: None  # done
+    statuses.append(__main__.main(flags))
     results = {axis: run(folder / axis, axis) for axis in SEEDS}
 
     def on_progress(share, **_):
@@ -62,11 +70,12 @@ def main(index, address, folder):
         for step in (1, 2):
             checkpoints.save(step, {"x": np.float64([step * np.pi])})
         checkpoints.wait()
-        for path in (folder / "damaged/checkpoints/2/arrays").rglob("d/*") if is_first() else ():
-            path.write_bytes(b"")
-        texts.append(outcome(lambda: checkpoints.restore({"x": np.zeros(1)})))
+        newest = folder / "damaged" / "checkpoints" / "2" / "arrays"
+        first(lambda: [path.write_bytes(b"") for path in newest.rglob("d/*")])
+        with warnings.catch_warnings(action="ignore", category=CheckpointWarning):
+            texts.append(outcome(lambda: checkpoints.restore({"x": np.zeros(1)})))
     texts.append(outcome(lambda: Checkpoints(folder / "damaged", config={"a": 2})))
     texts.append(outcome(lambda: first((folder / "absent").read_bytes)))
     texts.append(outcome(lambda: make_sharding(1, num_seeds=2, batch_size=8)))
     flat = {f"{axis}: {name}": x for axis, each in results.items() for name, x in each.items()}
-    np.savez(folder / f"{index}.npz", texts=texts, **flat)
+    np.savez(folder / f"{index}.npz", texts=texts, statuses=statuses, **flat)
