@@ -27,16 +27,13 @@ def together(program, *lists):
     return [(process.returncode, *both) for process, both in zip(processes, outputs, strict=True)]
 
 
-def free_address():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """The folder of `two_processes.py`, what each process wrote there, and what it printed."""
-    folder, address = tmp_path_factory.mktemp("pair"), free_address()
+    folder = tmp_path_factory.mktemp("pair")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     runs = together(PROGRAM, *((index, address, folder) for index in range(2)))
     assert [status for status, *_ in runs] == [0, 0], runs
     return folder, [dict(np.load(folder / f"{index}.npz")) for index in range(2)], runs
@@ -76,23 +73,22 @@ def test_an_experiment_of_two_processes_has_the_results_of_one(pair, tmp_path, m
     assert [each["statuses"].tolist() for each in both] == [[__main__.FAILED, __main__.OK]] * 2
     for text, names in ((progress, "not here"), (errors, "training/epochs")):
         assert text.startswith(f"error: flags differ from those of process 0: {names}\n")
-    assert "page: " in output and "100%" in progress
-    assert not nothing and "%" not in errors
+    assert "page: " in output and "100%" in progress and not nothing and "%" not in errors
+
     monkeypatch.setattr(__main__, "quick_to_compile", lambda: None)  # of this process
     flags = [*two_processes.EXPERIMENT.split(), "--runs", str(tmp_path)]
     assert __main__.main(flags) == __main__.OK
-    paths = [next(each.glob("robustness/*/results.csv")) for each in (tmp_path, folder / "two")]
-    assert paths[0].parent.name == paths[1].parent.name
-    assert paths[1].with_name("report.html").exists()
-    pd.testing.assert_frame_equal(*map(pd.read_csv, paths), rtol=1e-5)
+    one, two = (next(each.glob("robustness/*/results.csv")) for each in (tmp_path, folder / "two"))
+    assert one.parent.name == two.parent.name and two.with_name("report.html").exists()
+    pd.testing.assert_frame_equal(pd.read_csv(one), pd.read_csv(two), rtol=1e-5)
 
 
 def test_processes_that_do_not_come_or_fit_are_an_error(capsys):
     flags = [*two_processes.EXPERIMENT.split(), *["--num-processes", "2", "--distributed"]]
     flags.append("--process-index")
-    ((status, _, errors),) = together(LATE, [*flags, "0", "--coordinator", free_address()])
+    ((status, _, errors),) = together(LATE, [*flags, "1", "--coordinator", "127.0.0.1:9"])
     assert status == __main__.FAILED and len(errors.splitlines()) == 1
-    assert errors.startswith("error: not all processes joined 127.0.0.1:")
+    assert errors.startswith("error: not all processes joined 127.0.0.1:9 in 1 seconds")
     for address, index in (("host", "1"), ("host:1", "2")):
         assert __main__.main([*flags, index, "--coordinator", address]) == __main__.FAILED
         assert f"set together, got {address}, 2 and {index}" in capsys.readouterr().err

@@ -60,12 +60,8 @@ def main(index, address, folder):
     jax.distributed.initialize = lambda *_, **__: None  # done
     statuses.append(__main__.main(flags))
     results = {axis: run(folder / axis, axis) for axis in SEEDS}
-
-    def on_progress(share, **_):
-        if index == 1 and share:
-            signal.raise_signal(signal.SIGTERM)
-
-    texts = [outcome(lambda: run(folder / "cut", "seeds", on_progress=on_progress))]
+    stop = lambda share, **_: index and share and signal.raise_signal(signal.SIGTERM)  # noqa: E731
+    texts = [outcome(lambda: run(folder / "cut", "seeds", on_progress=stop))]
     with Checkpoints(folder / "damaged", config={"a": 1}) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, {"x": np.float64([step * np.pi])})
@@ -74,8 +70,8 @@ def main(index, address, folder):
         first(lambda: [path.write_bytes(b"") for path in newest.rglob("d/*")])
         with warnings.catch_warnings(action="ignore", category=CheckpointWarning):
             texts.append(outcome(lambda: checkpoints.restore({"x": np.zeros(1)})))
-    texts.append(outcome(lambda: Checkpoints(folder / "damaged", config={"a": 2})))
-    texts.append(outcome(lambda: first((folder / "absent").read_bytes)))
-    texts.append(outcome(lambda: make_sharding(1, num_seeds=2, batch_size=8)))
+    other = partial(Checkpoints, folder / "damaged", config={"a": 2})
+    absent = partial(first, (folder / "absent").read_bytes)
+    texts += map(outcome, (other, absent, lambda: make_sharding(1, num_seeds=2, batch_size=8)))
     flat = {f"{axis}: {name}": x for axis, each in results.items() for name, x in each.items()}
     np.savez(folder / f"{index}.npz", texts=texts, statuses=statuses, **flat)
