@@ -104,7 +104,7 @@ def make_sharding(
             f"{num_devices} devices must divide the seeds or the batch, got {num_seeds} seeds and "
             f"batches of {batch_size}"
         )
-    _warn_of_few_threads(jax.local_devices()[:num_devices])
+    _warn_of_few_threads(devices[:num_devices])
     return Sharding(Mesh(np.asarray(devices[:num_devices]), (_DEVICES,)), axis)
 
 
@@ -183,6 +183,7 @@ def check_devices() -> None:
 
 
 def _warn_of_few_threads(devices: Sequence[Any]) -> None:
+    devices = [each for each in devices if each.process_index == jax.process_index()]
     # An eigenvalue call blocks a thread of the pool while it waits for others (jaxlib 0.10.1).
     requested = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
     threads = int(requested) if requested.isdigit() else usable_cores()
