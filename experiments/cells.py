@@ -258,8 +258,9 @@ def _fit(
     )
     # A run may only be resumed with the same buckets, which depend on the device.
     config, sizes = plain(spec), [len(bucket.labels) for bucket in train]
+    origin = {**config, "device": jax.default_backend(), "buckets": sizes}
     with (
-        Checkpoints(folder / RESUMPTION, config={**config, "buckets": sizes}) as checkpoints,
+        Checkpoints(folder / RESUMPTION, config=origin) as checkpoints,
         MetricsLog(folder / "metrics.jsonl") as log,
     ):
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2))

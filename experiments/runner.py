@@ -3,18 +3,17 @@
 A run is a list of jobs. `fill` measures them, gathers their tables and writes results and page to
 `runs/NAME/ID/`, where ID is a hash of the configuration. A trial is a model to train and test; its
 job trains a cell, or finds it in `runs/cells/`, and results are computed from what cells store.
-Several processes can therefore work on one run; on an idle CPU, `fill` starts a second one.
+Several processes can therefore work on one run; `cluster` starts them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import signal
+import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import product
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import pandas as pd
 
-from experiments import cells, conditions, report
+from experiments import cells, cluster, conditions, report
 from experiments.cells import Cell, Spec
 from experiments.conditions import Condition, EvaluationSet, Typos
 from experiments.models import Variant, build
@@ -34,7 +33,6 @@ from hopfax.cpu import usable_cores
 from hopfax.data import Encoded, TaskData, evenly_spaced, from_rows, load_task, read_table
 from hopfax.data.tasks import look_up, task
 from hopfax.data.tokenizer_files import read_tokenizer
-from hopfax.train import interrupt
 from hopfax.train.progress import Progress
 from hopfax.train.sharding import first, make_sharding
 
@@ -65,48 +63,73 @@ def fill(
 ) -> Path:
     """Measures all jobs in order, then writes the page; returns the run's folder.
 
-    `config` and `plan` are those of `rundir.open_run`; `page` makes the page of the folder.
+    `config` and `plan` are those of `rundir.open_run`; `page` makes the page of the folder. Ends
+    with SystemExit after `--plan`.
 
     Raises:
         BlockingIOError: Other processes work on all remaining jobs.
+        ChildProcessError: Jobs failed in workers; the other jobs are done.
     """
+    root = Path(config.runs) / "cells"
+    if cluster.assigned:
+        cluster.work(jobs, root)
+        return root
+    if config.cluster.plan:
+        print(cluster.plan(jobs, root, config.cluster.workers))
+        sys.exit()
     cells = [job.cell for job in jobs if job.cell]
     folder = open_run(name, config, plan={**({"cells": cells} if cells else {}), **(plan or {})})
     done: dict[int, Mapping[str, Rows]] = {}
-    with Progress(len(jobs)) as progress, second_process(config, jobs) as (shares, is_running):
+    own = dict.fromkeys(range(len(jobs)), 0.0)
+    with Progress(len(jobs)) as progress, start_workers(config, jobs, folder) as workers:
 
-        def show(number: int, share: float, **shown: Any) -> None:
-            shares[number] = share
-            progress.title = f"[{number + 1}/{len(jobs)}] {jobs[number].title}"
-            progress.update(sum(max(each, 0) for each in shares), **shown)
+        def show(title: str, **shown: Any) -> None:
+            workers.poll()
+            progress.title = title
+            progress.update(sum(max(own[each], workers.share(each)) for each in own), **shown)
 
-        waiting, before = [*range(len(jobs))], len(jobs) + 1
-        while waiting and len(waiting) < before:
-            before, turn, waiting = len(waiting), waiting, []
-            if is_running():  # then another turn follows
-                before = len(jobs) + 1
-            for number in turn:
-                if 0 <= shares[number] < 1 and is_running():
-                    waiting.append(number)
+        def on_progress(number: int, share: float, **shown: Any) -> None:
+            own[number] = share
+            show(f"[{number + 1}/{len(jobs)}] {jobs[number].title}", **shown)
+
+        waiting, before = [*own], len(jobs) + 1
+        while waiting and (len(waiting) < before or workers.are_busy()):
+            before = len(waiting)
+            for number in [*waiting]:
+                if workers.has(number):
                     continue
-                try:
-                    done[number] = jobs[number].measure(partial(show, number))
-                except BlockingIOError as error:
-                    if not is_running():
-                        title = jobs[number].title
-                        print(f"{title}: {error}; continuing with the next job", flush=True)
-                    waiting.append(number)
-                    continue
-                show(number, 1)
-                tables = [done[each] for each in sorted(done)]
-                write(folder, tables, complete=len(done) == len(jobs))
-            while waiting and is_running():
+                if number not in workers.failed:
+                    try:
+                        with conditions.only_stored(config.cluster.launcher != "none"):
+                            tables = workers.tables.get(number) or jobs[number].measure(
+                                partial(on_progress, number)
+                            )
+                    except conditions.NotStored:
+                        workers.add(number)
+                        continue
+                    except BlockingIOError as error:
+                        if not workers.are_busy():
+                            title = jobs[number].title
+                            print(f"{title}: {error}; continuing with the next job", flush=True)
+                        continue
+                    done[number] = tables
+                    on_progress(number, 1)
+                    complete = len(done) == len(jobs)
+                    write(folder, [done[each] for each in sorted(done)], complete=complete)
+                waiting.remove(number)
+            if len(waiting) == before and workers.are_busy():
                 time.sleep(0.2)
-                number = max(waiting, key=shares.__getitem__)
-                show(number, max(shares[number], 0))
-    few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
+                show(f"[{len(done)}/{len(jobs)}] {len(workers.running)} of {workers.count} workers")
+                before = len(jobs) + 1  # another turn follows
+    few_rows = (ValueError, IndexError, FileNotFoundError) if len(done) < len(jobs) else ()
     with contextlib.suppress(*few_rows):
         first(lambda: report.write_report(folder, page(folder)))
+    if failed := workers.failed:
+        lines = "".join(f"\n  {jobs[each].title}: {reason}" for each, reason in failed.items())
+        raise ChildProcessError(
+            f"{len(failed)} of {len(jobs)} jobs failed:{lines}\nLogs: {workers.folder}. To try "
+            f"again, run the same command. Results so far: {folder}"
+        )
     if waiting:
         raise BlockingIOError(
             f"{len(waiting)} of {len(jobs)} jobs are in progress in other processes; run the "
@@ -115,66 +138,35 @@ def fill(
     return folder
 
 
-@contextlib.contextmanager
-def second_process(
-    config: Any, jobs: Sequence[Job]
-) -> Iterator[tuple[MutableSequence[float], Callable[[], bool]]]:
-    """Measures trials in a second process, last one first, if at least two are not trained.
+def start_workers(config: Any, jobs: Sequence[Job], folder: Path) -> cluster.Workers:
+    """Returns the run's workers: a launcher's, or a second process if two models are not trained.
 
-    One model does not keep two cores busy, and compilation keeps only one. It is not used on GPUs,
-    for other jobs, or in smoke runs, whose compiler options are this process's own. It ends with
-    the context or with this process. Results are the same to the bit.
-
-    Yields each job's finished share, -1 before its start, and whether the process is running.
+    One model does not keep two cores busy, and compilation keeps only one. The second process
+    trains the last model first. It is not used on GPUs, or in smoke runs. Results are the same to
+    the bit.
     """
-    root = Path(getattr(config, "runs", "")) / "cells"
-    trials = [
-        (number, job)
-        for number, job in enumerate(jobs)
-        if getattr(job.measure, "func", None) is measure and not (root / job.cell).exists()
-    ]
-    several = len(trials) > 1 and config.budget != "smoke" and jax.process_count() == 1
-    if not several or jax.default_backend() != "cpu" or jax.device_count() >= usable_cores():
-        yield [-1.0] * len(jobs), lambda: False
-        return
-    context = multiprocessing.get_context("spawn")
-    shares = context.Array("d", [-1.0] * len(jobs), lock=False)
-    process = context.Process(target=work, args=(sys.orig_argv, root, trials, shares), daemon=True)
-    process.start()
-    try:
-        yield shares, process.is_alive
-    finally:
-        process.terminate()
-        process.join()
+    flags, root = config.cluster, Path(config.runs) / "cells"
+    own = folder.absolute() / f"workers-{secrets.token_hex(4)}"
+    found = cluster.units(jobs)
 
+    def is_trial(number: int) -> bool:
+        return getattr(jobs[number].measure, "func", None) is measure
 
-def work(
-    command: list[str],
-    root: Path,
-    trials: Sequence[tuple[int, Job]],
-    shares: MutableSequence[float],
-) -> None:
-    """Runs in the second process, silently: the first shows progress and repeats what failed."""
-    sys.orig_argv, parent = command, os.getppid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process then sends SIGTERM
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-
-    def on_progress(number: int, share: float, **_: Any) -> None:
-        shares[number] = share
-        interrupt.check()
-        if os.getppid() != parent:
-            raise KeyboardInterrupt
-
-    with contextlib.suppress(KeyboardInterrupt), interrupt.listen():
-        for number, job in reversed(trials):
-            if not (root / job.cell).exists():  # else the first process tests it
-                on_progress(number, 0.0)
-                try:
-                    job.measure(partial(on_progress, number))
-                except BlockingIOError:
-                    shares[number] = -1.0  # the first process does not wait for it
+    if flags.launcher != "none":
+        # Of trained models, this process looks whether all predictions are stored.
+        turns = [
+            [name] for name, numbers in found.items()
+            if not ((root / name).exists() and (is_trial(numbers[0]) or (root / name).is_file()))
+        ]  # fmt: skip
+        submit = cluster.launcher(flags.launcher, flags.launcher_options or (), flags.workers, own)
+        return cluster.Workers(config, jobs, turns, submit, count=flags.workers, folder=own)
+    trials = [name for name, each in found.items() if is_trial(each[0])]
+    missing = [name for name in reversed(trials) if not (root / name).exists()]
+    several = len(missing) > 1 and config.budget != "smoke"
+    several &= jax.default_backend() == "cpu" and jax.device_count() < usable_cores()
+    several &= jax.process_count() == 1
+    turns, submit = [missing] if several else [], ThreadPoolExecutor(1).submit
+    return cluster.Workers(config, jobs, turns, submit, count=1, folder=own, own=True)
 
 
 def write(folder: Path, tables: Sequence[Mapping[str, Rows]], *, complete: bool) -> None:

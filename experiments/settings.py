@@ -176,6 +176,22 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Workers that measure the run; they share its folder."""
+
+    launcher: Literal["none", "submitit", "ray"] = "none"
+    """What starts the workers: submitit (on Slurm, or this machine) or Ray (a cluster, or this
+    machine). Without one, an idle CPU gets a second process."""
+    workers: int = 2
+    """Number of workers at a time, one model each."""
+    launcher_options: Annotated[tuple[str, ...] | None, optional("KEY=VALUE ...", "none")] = None
+    """submitit: parameters of its AutoExecutor, such as slurm_partition=gpu gpus_per_node=1
+    timeout_min=600. Ray: address=HOST:PORT, and options of a task, such as num_gpus=1."""
+    plan: bool = False
+    """Only print the models of the run, which are trained, and estimated hours."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Flags of every experiment."""
 
@@ -184,6 +200,7 @@ class Run:
     the paper, if it has the experiment). Other flags override its values."""
     runs: str = "runs"
     """Folder of all runs."""
+    cluster: Cluster = Cluster()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +331,7 @@ def own_task(data: Data) -> str | None:
 # Smallest values of flags.
 LEAST = (
     (1, "epochs patience batch_size max_steps width num_layers texts"),
-    (1, "train_size test_size noise_draws num_draws num_steps num_random"),
+    (1, "train_size test_size noise_draws num_draws num_steps num_random workers"),
     (2, "networks"),
     (3, "num_texts num_long"),
     (10, "num_pairs"),

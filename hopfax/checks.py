@@ -1,9 +1,10 @@
-"""Checks of arguments: chex checks shapes and types, this module values that are not traced.
+"""Checks of arguments and their devices: chex checks shapes and types, this module other values.
 
 `chex.disable_asserts` disables the checks by chex.
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer, eval_context
 from jax.extend.core import get_opaque_trace_state
+from jax.sharding import Mesh, NamedSharding, get_abstract_mesh
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
+_COPIES: dict[int, jax.Array] = {}  # on all local devices, by the identity of the original
 
 
 def is_traced(values: Any) -> bool:
@@ -34,11 +37,33 @@ def instead(kind: type[Exception], message: str) -> dict[str, Any]:
     return {"exception_type": lambda _: kind(message)}
 
 
-def compile_once(*static: str, check: Callable[..., Any] | None = None) -> Callable[[Fn], Fn]:
+def share(rows: Any, common: Any) -> tuple[Any, Any]:
+    """Returns arrays whose rows all local devices share, and others with a copy on each device.
+
+    They are unchanged while tracing, if the devices do not divide all rows or one is a number, and
+    if the caller has chosen devices: by `jax.default_device`, a mesh or committed arrays.
+    """
+    count, leaves = jax.local_device_count(), jax.tree.leaves(rows)
+    if count == 1 or is_tracing() or any(not np.ndim(x) or len(x) % count for x in leaves):
+        return rows, common
+    chosen = jax.config.values["jax_default_device"] or not get_abstract_mesh().empty
+    if chosen or any(getattr(x, "committed", False) for x in jax.tree.leaves((leaves, common))):
+        return rows, common
+    mesh = Mesh(np.asarray(jax.local_devices()), ("devices",))
+    everywhere, split = NamedSharding(mesh, jax.P()), NamedSharding(mesh, jax.P("devices"))
+    for leaf in jax.tree.leaves(common):
+        if isinstance(leaf, jax.Array) and id(leaf) not in _COPIES:
+            _COPIES[id(leaf)] = jax.device_put(leaf, everywhere)
+            weakref.finalize(leaf, _COPIES.pop, id(leaf), None)
+    copies = jax.tree.map(lambda leaf: _COPIES.get(id(leaf), leaf), common)
+    return jax.device_put((rows, copies), (split, everywhere))
+
+
+def compile_once(*static: str, check: Any = None, split: bool = False) -> Callable[[Fn], Fn]:
     """Returns a decorator that jits a function; `static` are names of hashable options.
 
     `check(*args, **options)` runs before each call, outside the trace. It may return options that
-    replace those of the call.
+    replace those of the call. With `split`, local devices share the rows of a first argument.
     """
 
     def decorate(fn: Any) -> Any:
@@ -46,8 +71,11 @@ def compile_once(*static: str, check: Callable[..., Any] | None = None) -> Calla
 
         @functools.wraps(fn)
         def call(*args: Any, **options: Any) -> Any:
-            replaced = check and check(*args, **options)
-            return jitted(*args, **options | (replaced or {}))
+            options |= (check and check(*args, **options)) or {}
+            if split and args and np.ndim(args[0]) > 1:
+                first, (rest, options) = share(args[:1], (args[1:], options))
+                args = first + rest
+            return jitted(*args, **options)
 
         return call
 

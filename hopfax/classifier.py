@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
+from hopfax.checks import share
 from hopfax.data.batching import Encoded, bucket_boundaries, to_buckets
 from hopfax.data.tasks import Example
 from hopfax.data.tokenize import WordPiece, encode_splits, is_blank, text_tokenizer
@@ -38,7 +39,8 @@ from hopfax.nn.tensor_files import (
     sha256,
 )
 from hopfax.nn.universal import UniversalEncoder
-from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
+from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict, rows_per_call
+from hopfax.train.sharding import Sharding
 
 Text = str | tuple[str, str]
 _ENCODERS = {each.settings.__name__: each for each in (Encoder, UniversalEncoder)}
@@ -132,7 +134,8 @@ class Classifier:
     def predict(self, texts: Sequence[Text], *, noise: Noise | None = None) -> Prediction:
         """Returns the label of each text, a string or a pair of strings.
 
-        Texts longer than the model's positions are truncated; a warning says how many.
+        Texts longer than the model's positions are truncated; a warning says how many. All local
+        devices share each batch, except for the preset `released`, which depends on it.
 
         Args:
             texts: The texts.
@@ -149,8 +152,14 @@ class Classifier:
         if self.config.stores_padding:
             edges = (longest,)
         buckets = to_buckets(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
-        stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
-        logits = predict(self._predictor, stacked, buckets, noise=noise).logits[0]
+        predictor, size = self._predictor, None
+        params = self.params if self.config.stores_padding else share((), self.params)[1]
+        if params is not self.params:
+            mesh = jax.tree.leaves(params)[0].sharding.mesh
+            predictor = predictor._replace(sharding=Sharding(mesh, "batch"))
+            size = mesh.size * min(*map(rows_per_call, buckets), -(-len(encoded.ids) // mesh.size))
+        stacked = jax.tree.map(lambda leaf: leaf[None], params)
+        logits = predict(predictor, stacked, buckets, noise=noise, batch_size=size).logits[0]
         if len(wrong := np.flatnonzero(~np.isfinite(logits).all(axis=1))):
             raise ValueError(f"the model's outputs are not finite for text {wrong[0]}")
         probabilities = np.asarray(jax.nn.softmax(logits))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from hopfax.checks import share
 from hopfax.classifier import Classifier, encode_texts
 from hopfax.data import Encoded, bucket_boundaries, eval_batches, to_buckets
 from hopfax.data.tokenize import WordPiece, text_tokenizer
@@ -237,8 +238,9 @@ class NativeModel(TextModel):
         return self.apply(self.params, ids, method="embed_tokens")
 
     def run(self, corruption: str, batch: Any, level: float) -> np.ndarray:
-        """Returns the outputs of a batch."""
-        return np.asarray(self._run(corruption, self.params, batch, np.float32(level)))
+        """Returns the outputs of a batch, which local devices share if they divide it."""
+        batch, params = share(batch, self.params)
+        return np.asarray(self._run(corruption, params, batch, np.float32(level)))
 
     def slopes(self, ids: Any, samples: Array, keys: Any) -> np.ndarray:
         """Returns the norms of the derivatives, each layer and copy in one call."""

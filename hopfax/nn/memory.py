@@ -33,7 +33,7 @@ def _check_recall(
     return check_values(sigma=sigma, log_prior=log_prior)
 
 
-@compile_once(check=_check_recall)
+@compile_once(check=_check_recall, split=True)
 def recall(
     tokens: Float[Array, "*batch width"],
     table: Float[Array, "vocabulary width"],
@@ -45,7 +45,7 @@ def recall(
     """Replaces noisy token vectors by their posterior means, given the vocabulary's vectors.
 
     The noise level may be unknown and differ between tokens, see `hopfax.hopfield.denoise`.
-    Without noise, the vectors do not change.
+    Without noise, the vectors do not change. Local devices share the first axis if they divide it.
 
     Args:
         tokens: Noisy token vectors.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count, check_range, check_shape, full_mask
+from hopfax.checks import check_count, check_range, check_shape, full_mask, share
 from hopfax.hopfield import Decoded, beam_decode
 from hopfax.hopfield.denoise import check_values
 from hopfax.nn.causal import CAUSAL, Cache
@@ -79,7 +79,7 @@ def recall_text(
 
     The sum of a text's log-probability and of the log-likelihoods of its noisy vectors is maximized
     by beam search. It allocates `batch * beam` caches of keys and values: pass many texts in
-    batches.
+    batches. Local devices share a batch that they divide.
 
     Args:
         model: A causal model, such as GPT-2 or Llama, from `load_pretrained`.
@@ -124,7 +124,8 @@ def recall_text(
         sigma = jnp.broadcast_to(sigma[:, None] if sigma.ndim == 1 else sigma, shape)
     numbers = {"start": start, "mixture": mixture, "log_prior": log_prior}
     config = json.dumps(model.config, sort_keys=True)  # hashable
-    return _recall_text(config, beam, num_candidates, model.params, noisy, mask, sigma, numbers)
+    (noisy, mask, sigma), (params, numbers) = share((noisy, mask, sigma), (model.params, numbers))
+    return _recall_text(config, beam, num_candidates, params, noisy, mask, sigma, numbers)
 
 
 def _check(model: Pretrained, num_tokens: int, start: Any, mixture: Any, log_prior: Any) -> Any:

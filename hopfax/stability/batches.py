@@ -4,6 +4,7 @@ Nothing is kept between calls, since the values that a function closes over may 
 """
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,28 +16,32 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jaxtyping import Array
 
-from hopfax.checks import is_tracing
+from hopfax.checks import is_tracing, share
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call", "checkpoint"}
 _MOST_STEPS = 2000  # one by one they take 0.1 s, as long as one small compilation
 
 
 def prepare_batched(fn: Callable[..., Array], count: int) -> Callable[..., Array]:
-    """Returns `fn`, prepared for `count` calls outside of `jit`.
+    """Returns `fn`, prepared for `count` calls outside of `jit`, whose rows local devices share.
 
     `fn` is traced once per shape. Its operations then run one by one, which reuses functions that
     the user has jitted. If there are many, or it contains a loop, the whole is compiled, and freed
     after the call.
     """
-    programs: dict[Any, Callable[..., list[Array]]] = {}
+    programs: dict[Any, tuple[Any, list[Any], Callable[..., list[Array]]]] = {}
 
     def run(*args: Any) -> Array:
         if (shapes := (*map(np.shape, args),)) not in programs:
             closed = jax.make_jaxpr(fn)(*args)
             program = partial(eval_jaxpr, closed.jaxpr)
             compiles = count * _num_steps(closed.jaxpr) > _MOST_STEPS
-            programs[shapes] = partial(jax.jit(program) if compiles else program, closed.consts)
-        return programs[shapes](*args)[0]
+            # Functions with a sharding of their own or a callback cannot be partitioned.
+            own = jax.local_device_count() > 1 and re.search(r"Mesh\(|callback", str(closed.jaxpr))
+            programs[shapes] = own, closed.consts, jax.jit(program) if compiles else program
+        own, consts, program = programs[shapes]
+        args, consts = (args, consts) if own else share(args, consts)
+        return program(consts, *args)[0]
 
     return fn if is_tracing() else run
 

@@ -80,7 +80,7 @@ def noise_stability(
             which neighbors are correlated pairs. At equal evaluations of `fn`, 4 points have less
             variance than pairs at $\rho = 0.5$, and mostly more at $\rho = 0.9$.
         per_output: Return one estimate per output instead of their sum.
-        batch_size: Samples evaluated at a time; memory grows with it.
+        batch_size: Samples evaluated at a time, which local devices share; memory grows with it.
 
     Returns:
         An unbiased `Estimate` with the shape of `rho`, followed by that of the output if

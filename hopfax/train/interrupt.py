@@ -21,6 +21,11 @@ def is_requested() -> bool:
     return _stop.is_set()
 
 
+def request(*_: object) -> None:
+    """Requests a stop; also a handler of signals."""
+    _stop.set()
+
+
 def check() -> None:
     """Raises a KeyboardInterrupt if a stop `is_requested`; call it between steps."""
     if is_requested() and not _on_hold.is_set():

@@ -1,6 +1,7 @@
 """Trains all seeds of a model at once, with early stopping, checkpoints and resumption."""
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -257,7 +258,7 @@ class _Reporter:
 
     def write(self, step: int, shown: dict[str, float], **logged: Any) -> None:
         if self.log:
-            self.log.write(step, **logged)
+            self.log.write(step, time=round(time.time(), 1), **logged)
         shown = {name: float(value) for name, value in shown.items()}
         self.on_progress(step / self.total_steps, **shown)
 

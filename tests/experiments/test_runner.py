@@ -200,25 +200,29 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(cell, tmp_path, monke
     left = [path.name for path in (tmp_path / "cells").iterdir()]
     assert left == [f"{cell.spec.id}.partial"]
     monkeypatch.setattr(cells, "fit", fit)
-    with monkeypatch.context() as patched:  # as on another device
-        patched.setattr(cells, "bucket_boundaries", lambda known, **_: [int(np.median(known))])
-        with pytest.raises(ValueError, match="buckets"):
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "default_backend", lambda: "gpu")
+        with pytest.raises(ValueError, match=r"another configuration.*\n.*device: cpu → gpu"):
             runner.open_cell(flags, trial(), cell.data)
     resumed = runner.open_cell(flags, trial(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, cell.params)
 
 
-def test_a_second_process_trains_the_same_model(cell, tmp_path, monkeypatch):
+def test_a_second_process_trains_the_same_model(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "usable_cores", lambda: 2)
-    flags = config(tmp_path)
-    jobs = runner.jobs(flags, [trial("tinybert-mean"), trial()])
-    with runner.second_process(replace(flags, budget="laptop"), jobs) as (shares, is_running):
-        while is_running() and shares[1] < 1:
+    models = ("tinybert-mean", "tinybert")
+    flags = replace(config(tmp_path), budget="laptop", model=models, denoiser=("none",))
+    jobs = runner.jobs(flags, [trial(each) for each in models])
+    with runner.start_workers(flags, jobs, tmp_path) as workers:
+        while not (workers.poll() or workers.tables):
             time.sleep(0.05)
-    assert shares[1] == 1 and (tmp_path / "cells" / jobs[1].cell).is_dir()
+        assert not workers.has(1)
+    assert {*workers.tables} == {1} and (tmp_path / "cells" / jobs[1].cell).is_dir()
+    data = runner.load(flags, "sentiment")
+    here = runner.open_cell(replace(flags, runs=str(tmp_path / "here")), trial(), data)
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
-    again = runner.open_cell(flags, trial(), cell.data)
-    jax.tree.map(np.testing.assert_array_equal, again.params, cell.params)
+    again = runner.open_cell(flags, trial(), data)
+    jax.tree.map(np.testing.assert_array_equal, again.params, here.params)
 
 
 def test_another_process_keeps_a_cell(cell, tmp_path):

@@ -1,0 +1,352 @@
+"""Workers: processes that measure jobs of a run, on this machine or on a cluster.
+
+`runner.fill` coordinates. It submits units: a cell with all of its jobs, or a job without a cell. A
+worker is a new process that gets the configuration, makes the same list of jobs, measures those of
+its units and leaves their tables in a folder of the run that both see. Only the coordinator writes
+results.csv and the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf, isnan, nan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from experiments.rundir import write_whole
+from hopfax.hub import read_json
+from hopfax.train import interrupt
+
+if TYPE_CHECKING:
+    from experiments.runner import Job, Rows
+
+RETRIES = 2  # of a unit whose worker was lost
+IN_USE_SECONDS = 600.0  # that a worker waits for a cell in use by another process
+SAVING_SECONDS = 60.0  # that workers have to save their states when the coordinator stops
+STOP = "stop"  # file that asks workers to stop
+UNSEEN = 72  # exit status of a worker that does not see the folder of the run
+COMMAND = (  # of a worker; its standard input is a pickled request
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+    "from experiments import cluster; cluster.main()",
+)
+
+
+class Request(NamedTuple):
+    """What a worker gets."""
+
+    folder: Path  # for results and logs
+    directory: str  # for relative paths
+    command: Sequence[str]  # for provenance
+    config: bytes  # pickled: its modules are imported later
+    units: Sequence[str]
+    waits: bool  # for cells in use
+
+
+Submit = Callable[..., Any]  # has a worker call a function; returns a future
+assigned: Request | None = None  # in a worker
+
+
+class Workers:
+    """The workers of a run, and what they have measured so far.
+
+    Each of `turns` lists the units of one worker, of which `count` run at a time. With `own`, the
+    coordinator measures too, and repeats what failed. `folder` is for what workers leave, and their
+    logs; it is removed at the end, unless jobs failed.
+    """
+
+    def __init__(
+        self, config: Any, jobs: Sequence[Job], turns: Sequence[Sequence[str]], submit: Submit, *,
+        count: int, folder: Path, own: bool = False,
+    ):  # fmt: skip
+        self.config, self.submit, self.count, self.own = config, submit, count, own
+        self.units, self.folder = units(jobs), folder
+        self.unit_of = {number: name for name, each in self.units.items() for number in each}
+        self.waiting, self.running = [*turns], list[tuple[Sequence[str], Any]]()
+        self.pending, self.lost = {name for turn in turns for name in turn}, Counter[str]()
+        self.tables: dict[int, Mapping[str, Rows]] = {}
+        self.failed: dict[int, str] = {}
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stops the workers, which save first."""
+        until = time.monotonic() + SAVING_SECONDS
+        while self.running and time.monotonic() < until:
+            (self.folder / STOP).touch()
+            time.sleep(0.1)
+            self.running = [each for each in self.running if not each[1].done()]
+        for _, job in self.running:
+            job.cancel()
+        if not self.failed:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def share(self, number: int) -> float:
+        """Returns the share done of a job, -1 if no worker has begun it."""
+        if number in self.tables or self.unit_of[number] not in self.pending:
+            return float(number in self.tables) or -1.0
+        try:
+            return float((self.folder / f"{number}.share").read_text())
+        except (OSError, ValueError):
+            return -1.0
+
+    def has(self, number: int) -> bool:
+        """Returns whether a worker measures a job, or will."""
+        if self.own:
+            return bool(self.running) and 0 <= self.share(number) < 1
+        return self.unit_of[number] in self.pending
+
+    def are_busy(self) -> bool:
+        """Returns whether results may follow."""
+        return bool(self.running or self.waiting)
+
+    def add(self, number: int) -> None:
+        """Has workers measure a job's unit, too."""
+        self.pending.add(self.unit_of[number])
+        self.waiting.append([self.unit_of[number]])
+
+    def poll(self) -> None:
+        """Collects results, and starts workers for what is left."""
+        ended = [each for each in self.running if each[1].done()]
+        for name in self.pending & {name for names, _ in self.running for name in names}:
+            with contextlib.suppress(FileNotFoundError):
+                self.collect(name, pickle.loads((self.folder / f"{name}.result").read_bytes()))
+        for each in ended:
+            self.running.remove(each)
+            self.account(*each)
+        while self.waiting and len(self.running) < self.count:
+            self.folder.mkdir(exist_ok=True)
+            names, config = self.waiting.pop(0), pickle.dumps(self.config)
+            request = Request(
+                self.folder, os.getcwd(), sys.orig_argv, config, names, waits=not self.own
+            )
+            # Ctrl-C reaches only the coordinator, which asks workers to stop.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                job = self.submit(subprocess.run, COMMAND, input=pickle.dumps(request))
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            self.running.append((names, job))
+
+    def collect(self, name: str, result: Mapping[int, Mapping[str, Rows]] | str) -> None:
+        """Takes over the result of a unit: tables by job, or an error."""
+        self.pending.remove(name)
+        if not isinstance(result, str):
+            self.tables.update(result)
+        elif not self.own:
+            self.failed |= dict.fromkeys(self.units[name], result)
+
+    def account(self, names: Sequence[str], job: Any) -> None:
+        """Submits the unit of a lost worker again."""
+        left, reason = self.pending & {*names}, ""
+        try:
+            status = job.result().returncode
+        except Exception as error:  # its class depends on the launcher
+            status, reason = -1, str(error).partition("\n")[0]
+        if status == UNSEEN:
+            raise OSError(
+                f"workers do not see {self.folder}: set --runs to a folder that all machines share"
+            )
+        self.lost.update(left)
+        if self.own or status == os.EX_TEMPFAIL:  # the coordinator tries, too
+            self.pending -= left
+        elif left and self.lost[name := names[0]] > RETRIES:
+            reason = f"{reason or status}; log: {self.folder / name}.log"
+            self.collect(name, f"lost its worker {self.lost[name]} times: {reason}")
+        elif left:
+            self.waiting.append(names)
+
+
+def units(jobs: Sequence[Job]) -> dict[str, list[int]]:
+    """Returns the numbers of the jobs of each unit, by its name."""
+    found: dict[str, list[int]] = {}
+    for number, job in enumerate(jobs):
+        found.setdefault(job.cell or f"job-{number}", []).append(number)
+    return found
+
+
+def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
+    """Returns a line for each unit: how far it is, its name, and the hours of its training.
+
+    Hours still to come are estimates (≈), from trained models of the same task or else of any.
+    """
+    titles = {name: jobs[numbers[0]].title for name, numbers in units(jobs).items()}
+    known = {name: each for name in titles if (each := trained(root, name))}
+    lines, left = [], 0.0
+    for name, title in titles.items():
+        hours, share = known.get(name, (nan, 0.0))
+        if isnan(hours):
+            task = title.partition(",")[0]
+            alike = [h for each, (h, _) in known.items() if titles[each].startswith(f"{task},")]
+            alike = alike or [h for h, _ in known.values()]
+            hours = float(np.median(alike)) if alike else nan
+        state = "complete" if (root / name).exists() else f"{share:8.0%}" if share else "missing"
+        left += hours * (1 - share) if state != "complete" else 0
+        about = " " if state == "complete" else "≈"
+        lines.append(f"{state:>8}  {name:16}  {about}{hours:6.2f} h  {title}")
+    done = sum(line.startswith("complete") for line in lines)
+    total = f"≈ {left:.1f} h left, ≈ {left / workers:.1f} h with {workers} workers"
+    return "\n".join([*lines, f"{done} of {len(lines)} complete; {total}"]).replace("nan", "?")
+
+
+def trained(root: Path, name: str) -> tuple[float, float] | None:
+    """Returns the hours that a cell's whole training takes, and its share done; None if unknown."""
+    folder = root / name if (root / name).exists() else root / f"{name}.partial"
+    with contextlib.suppress(OSError, ValueError, LookupError):
+        text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+        records = [json.loads(line) for line in text.splitlines()]
+        gaps = np.diff([each["time"] for each in records])
+        gaps[gaps > 100 * np.median(gaps)] = np.median(gaps)  # interruptions
+        hours = float(gaps.sum()) / 3600
+        if folder.suffix != ".partial":
+            return hours, 1.0
+        epochs = read_json(next(folder.rglob("config.json")))["epochs"]
+        share = max(each["epoch"] for each in records if "validation" in each) / epochs
+        return hours / share, share
+    return None
+
+
+def launcher(name: str, options: Sequence[str], count: int, folder: Path) -> Submit:
+    """Returns what submits by a launcher with options KEY=VALUE.
+
+    Raises:
+        ValueError: The launcher is not installed, or refuses an option.
+        OSError: A cluster is not there, or does not answer.
+    """
+    given: dict[str, Any] = {}
+    for each in options:
+        key, equals, value = each.partition("=")
+        if not (key and equals and value):
+            raise ValueError(f"--launcher-options must be KEY=VALUE, got {each}")
+        try:
+            given[key] = json.loads(value)
+        except ValueError:
+            given[key] = value
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise ValueError(
+            f'--launcher {name} is not installed: pip install -e ".[experiments,cluster]"'
+        ) from None
+    return {"submitit": with_submitit, "ray": with_ray}[name](module, given, count, folder)
+
+
+def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
+    """Returns what submits to Slurm, or where there is none, to this machine."""
+    try:
+        cluster = options.pop("cluster", None)
+        executor = submitit.AutoExecutor(folder=folder / "submitit", cluster=cluster)
+        # The default of five minutes is for tests of a cluster.
+        executor.update_parameters(**{"timeout_min": 24 * 60, **options})
+    except (RuntimeError, TypeError, NameError) as error:
+        raise ValueError(f"--launcher submitit: {error}") from None
+    return executor.submit
+
+
+def with_ray(ray: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
+    """Returns what submits to the cluster at the option `address`, or to one on this machine."""
+    start: dict[str, Any] = {"address": options.pop("address", None)}
+    if address := start["address"]:
+        host, _, port = str(address).rpartition("/")[2].rpartition(":")
+        try:  # Ray itself waits for many minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except (OSError, ValueError) as error:
+            raise OSError(f"no Ray cluster answers at address={address}: {error}") from None
+    else:
+        start = {"num_cpus": count, "include_dashboard": False}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # its children use no jax
+        ray.init(**start, log_to_driver=False, logging_level="error")
+    try:
+        remote = ray.remote(subprocess.run).options(max_retries=0, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--launcher ray: {error}") from None
+    return lambda _, *args, **options: remote.remote(*args, **options).future()
+
+
+def main() -> None:
+    """Runs in a worker."""
+    global assigned
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several may share a GPU
+    signal.signal(signal.SIGUSR2, interrupt.request)  # Slurm's, before it ends a job
+    assigned = request = pickle.load(sys.stdin.buffer)
+    if not request.folder.is_dir():
+        sys.exit(UNSEEN)
+    with (request.folder / f"{request.units[0]}.log").open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.orig_argv = [*request.command]
+    try:
+        os.chdir(request.directory)
+        config = pickle.loads(request.config)
+        if config.budget == "smoke":
+            importlib.import_module("experiments.__main__").quick_to_compile()
+        module = sys.modules[type(config).__module__]
+        with interrupt.listen():
+            module.run(config) if hasattr(module, "run") else config.run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        for name in request.units:
+            if not (request.folder / f"{name}.result").exists():
+                leave(request, name, f"{type(error).__name__}: {error}")
+        raise
+
+
+def work(jobs: Sequence[Job], root: Path) -> None:
+    """Measures a worker's units; `runner.fill` calls it in place of all jobs."""
+    request = assigned
+    assert request
+    parent, found, in_use = os.getppid(), units(jobs), False
+    if unknown := {*request.units} - found.keys():
+        raise ValueError(f"the worker has no {', '.join(unknown)}: its code or files differ")
+    written: dict[int, float] = {}
+
+    def on_progress(number: int, share: float, **_: Any) -> None:
+        if time.monotonic() - written.get(number, -inf) > 1:
+            written[number] = time.monotonic()
+            write_whole(request.folder / f"{number}.share", str(share))
+            if (request.folder / STOP).exists() or os.getppid() != parent:
+                interrupt.request()
+        interrupt.check()
+
+    for name in request.units:
+        until, numbers = time.monotonic() + IN_USE_SECONDS * request.waits, found[name]
+        done = not request.waits and (root / name).exists()  # the coordinator tests it
+        while not done:
+            on_progress(numbers[0], 0.0)
+            try:
+                leave(request, name, {n: jobs[n].measure(partial(on_progress, n)) for n in numbers})
+                done = True
+            except BlockingIOError:
+                written.clear()
+                (request.folder / f"{numbers[0]}.share").unlink()
+                if done := time.monotonic() >= until:
+                    in_use = True
+                else:
+                    time.sleep(2)
+    if in_use:
+        sys.exit(os.EX_TEMPFAIL)
+
+
+def leave(request: Request, name: str, result: Mapping[int, Mapping[str, Rows]] | str) -> None:
+    """Stores what the coordinator collects of a unit: tables by the job's number, or an error."""
+    write_whole(request.folder / f"{name}.result", pickle.dumps(result))
