@@ -162,9 +162,8 @@ def start_workers(config: Any, jobs: Sequence[Job], folder: Path) -> cluster.Wor
         return cluster.Workers(config, jobs, turns, submit, count=flags.workers, folder=own)
     trials = [name for name, each in found.items() if is_trial(each[0])]
     missing = [name for name in reversed(trials) if not (root / name).exists()]
-    several = len(missing) > 1 and config.budget != "smoke"
+    several = len(missing) > 1 and config.budget != "smoke" and jax.process_count() == 1
     several &= jax.default_backend() == "cpu" and jax.device_count() < usable_cores()
-    several &= jax.process_count() == 1
     turns, submit = [missing] if several else [], ThreadPoolExecutor(1).submit
     return cluster.Workers(config, jobs, turns, submit, count=1, folder=own, own=True)
 
