@@ -129,11 +129,11 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     if getattr(config, "budget", None) == "smoke":
         quick_to_compile()
     interrupt.check()
-    importlib.import_module("hopfax.train.sharding").check_devices()
-    if (folder := config.run() if suite else module.run(config)) is None:
-        return OK
-    page = folder / "report.html"
-    print(f"page: {page if page.exists() else folder}")
+    with importlib.import_module("experiments.hosts").joined(name, config):
+        importlib.import_module("hopfax.train.sharding").check_devices()
+        if folder := config.run() if suite else module.run(config):
+            page = folder / "report.html"
+            print(f"page: {page if page.exists() else folder}")
     return OK
 
 

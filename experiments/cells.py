@@ -12,6 +12,7 @@ checkpoint. A lock prevents two processes from training the same cell.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -35,7 +36,7 @@ from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
-from hopfax.train.sharding import Sharding
+from hopfax.train.sharding import Sharding, first
 from hopfax.train.state import adamw, seed_keys
 
 FORMAT = 3  # increase it when the same spec no longer trains the same model
@@ -113,15 +114,16 @@ def train(
     sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
     built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
-    if partial.exists() or not folder.exists():
-        with locked(partial):
-            if not folder.exists():  # another process may have finished it meanwhile
+    if first(lambda: partial.exists() or not folder.exists()):
+        with contextlib.ExitStack() as stack:
+            first(lambda: stack.enter_context(locked(partial)))
+            if not first(folder.exists):  # another process may have finished it meanwhile
                 _fit(spec, built, data, partial, predictor, on_progress=on_progress)
-                partial.rename(folder)
-            shutil.rmtree(partial, ignore_errors=True)
-    if (folder / LOCK).exists():  # also of a process that was killed here
-        shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
-        (folder / LOCK).unlink(missing_ok=True)
+                first(lambda: partial.rename(folder))
+            first(lambda: shutil.rmtree(partial, ignore_errors=True))
+    if first((folder / LOCK).exists):  # also of a process that was killed here
+        first(lambda: shutil.rmtree(folder / RESUMPTION, ignore_errors=True))  # large
+        first(lambda: (folder / LOCK).unlink(missing_ok=True))
     # Shapes only: drawing parameters takes longer than testing a small model.
     like = jax.eval_shape(jax.vmap(built.model.init), seed_keys(spec.seeds))
     with Checkpoints(folder, config=config) as checkpoints:

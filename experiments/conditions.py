@@ -30,8 +30,10 @@ from hopfax.data.load import task_rows
 from hopfax.data.tokenize import encode
 from hopfax.text import Version, Victim
 from hopfax.text.hotflip import Form
+from hopfax.train import interrupt
 from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, collect, predict
 from hopfax.train.metrics import scores
+from hopfax.train.sharding import any_process, first
 from hopfax.train.white_box import white_box
 
 RANDOM = {"misspelling": text.misspell, "char_swap": text.swap_characters}
@@ -89,12 +91,15 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
-    if path.exists():
+    content = first(lambda: path.read_bytes() if path.exists() else None)
+    if content is not None:
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
                 return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
         except Exception as error:  # damaged archives raise errors of many classes
             warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
+    if any_process(interrupt.is_requested()):
+        raise KeyboardInterrupt
     if not _computes.get():
         raise NotStored(f"{path} is not stored")
     predicted = condition.predict(cell)

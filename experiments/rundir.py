@@ -30,13 +30,14 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     """Creates or finds the folder of this configuration and records its provenance.
 
     The field `runs` of the configuration, a dataclass or a mapping, is the folder of all runs, and
-    not part of the ID; nor is `cluster`, which changes no result. `plan` is what the configuration
-    resolves to, for pages, and part of the ID; its `cells` are those that the run needs. Returns
-    `runs/experiment/ID`.
+    not part of the ID; nor are `cluster` and `hosts`, which change no result. `plan` is what the
+    configuration resolves to, for pages, and part of the ID; its `cells` are those that the run
+    needs. Returns `runs/experiment/ID`.
     """
     interrupt.check()
     settings = plain(config)
     settings.pop("cluster", None)
+    settings.pop("hosts", None)
     document = {"experiment": experiment, "config": settings, "plan": plain(plan or {})}
     hashed = {name: value for name, value in settings.items() if name != "runs"}
     folder = Path(settings["runs"]) / experiment / identifier(document | {"config": hashed})
@@ -136,7 +137,12 @@ def read_config(folder: str | Path, *fields: str) -> dict[str, Any]:
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Replaces a file atomically: readers see the old or the new content, also after a kill."""
-    path = Path(path)
+    from hopfax.train.sharding import first
+
+    first(lambda: _replace(Path(path), content))
+
+
+def _replace(path: Path, content: str | bytes) -> None:
     for left in path.parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:  # its process is dead

@@ -36,7 +36,7 @@ from hopfax.data import Encoded, TaskData, evenly_spaced, from_rows, load_task, 
 from hopfax.data.tasks import look_up, task
 from hopfax.data.tokenizer_files import read_tokenizer
 from hopfax.train.progress import Progress
-from hopfax.train.sharding import make_sharding
+from hopfax.train.sharding import first, make_sharding
 
 TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
 
@@ -111,7 +111,7 @@ def fill(
                 before = len(jobs) + 1  # another turn follows
     few_rows = (ValueError, IndexError, FileNotFoundError) if len(done) < len(jobs) else ()
     with contextlib.suppress(*few_rows):
-        report.write_report(folder, page(folder))
+        first(lambda: report.write_report(folder, page(folder)))
     if failed := workers.failed:
         lines = "".join(f"\n  {jobs[each].title}: {reason}" for each, reason in failed.items())
         raise ChildProcessError(
@@ -150,7 +150,7 @@ def start_workers(config: Any, jobs: Sequence[Job], folder: Path) -> cluster.Wor
         return cluster.Workers(config, jobs, turns, submit, count=flags.workers, folder=own)
     trials = [name for name, each in found.items() if is_trial(each[0])]
     missing = [name for name in reversed(trials) if not (root / name).exists()]
-    several = len(missing) > 1 and config.budget != "smoke"
+    several = len(missing) > 1 and config.budget != "smoke" and jax.process_count() == 1
     several &= jax.default_backend() == "cpu" and jax.device_count() < usable_cores()
     turns, submit = [missing] if several else [], ThreadPoolExecutor(1).submit
     return cluster.Workers(config, jobs, turns, submit, count=1, folder=own, own=True)

@@ -238,12 +238,27 @@ class Encoders:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Training of each model by several processes, which run the same command."""
+
+    distributed: bool = False
+    """Use the devices of all processes of a job: of Slurm, of Open MPI, or of the next flags."""
+    coordinator: Annotated[str | None, optional("HOST:PORT", "detected")] = None
+    """Address of process 0."""
+    num_processes: Annotated[int | None, optional("INT", "detected")] = None
+    """Number of processes."""
+    process_index: Annotated[int | None, optional("INT", "detected")] = None
+    """Index of this process, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Flags(Run):
     """Flags of every experiment that trains encoders."""
 
     data: Data = Data()
     training: Training = Training()
     encoder: Encoders = Encoders()
+    hosts: Hosts = Hosts()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from hopfax.nn.functional import flatten
+from hopfax.train.sharding import fetch, first, is_first, place
 
 # Orbax also logs the tracebacks of the errors it raises.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -41,7 +42,9 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """Saves and restores the state of one run in one folder; one process writes at a time.
+    """Saves and restores the state of one run in one folder; one run writes at a time.
+
+    Several processes call all methods but `due` together; process 0 alone reads and writes.
 
     Args:
         folder: Folder of `config.json` and the checkpoints; created if absent.
@@ -68,7 +71,7 @@ class Checkpoints:
         self.folder = Path(folder).absolute()  # Orbax accepts no relative paths
         self._steps = self.folder / "checkpoints"
         self._interval, self._saved_at = interval, time.monotonic()
-        self._check_config(json.loads(json.dumps(dict(config))))
+        first(lambda: self._check_config(json.loads(json.dumps(dict(config)))))
         self._open(clean_up=True)
 
     def __enter__(self) -> Self:
@@ -76,13 +79,15 @@ class Checkpoints:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            self.wait()
+            if error is None or not jax.distributed.is_initialized():  # not an error of one process
+                self.wait()
         except CheckpointError as failure:
             if error is None:
                 raise
             error.add_note(str(failure))  # the first error is the one to report
         finally:
-            self._manager.close()
+            if self._manager:
+                self._manager.close()
 
     def save(self, step: int, tree: Any) -> None:
         """Copies the state to the host and starts to write it; overwrites a save of the same step.
@@ -95,7 +100,11 @@ class Checkpoints:
         """
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
-        arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree, "/").items()}
+        arrays = {name: fetch(leaf) for name, leaf in flatten(tree, "/").items()}
+        first(lambda: self._save(step, arrays))
+        self._saved_at = time.monotonic()
+
+    def _save(self, step: int, arrays: dict[str, np.ndarray]) -> None:
         checksum = ocp.args.JsonSave({"crc32": _checksum(arrays)})
         if step in self._manager.all_steps():
             self._manager.delete(step)
@@ -104,7 +113,6 @@ class Checkpoints:
             self._manager.save(step, args=items, force=True)
         except OSError as error:
             self._fail(error)
-        self._saved_at = time.monotonic()
 
     def due(self) -> bool:
         """Returns whether the last save was longer ago than the interval."""
@@ -127,7 +135,7 @@ class Checkpoints:
         """
         self.wait()
         damaged, targets = "", flatten(like, "/")
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        for step in (steps := first(lambda: sorted(self._manager.all_steps(), reverse=True))):
             path = self._steps / str(step)
             try:
                 arrays = self._read(step)
@@ -143,9 +151,8 @@ class Checkpoints:
             if damaged:
                 message = f"damaged checkpoint:{damaged}\nUsing step {step}"
                 warnings.warn(message, CheckpointWarning, stacklevel=2)
-            for newer in self._manager.all_steps():
-                if newer > step:
-                    self._manager.delete(newer)
+            for newer in steps[: steps.index(step)]:
+                first(lambda newer=newer: self._manager.delete(newer))
             leaves = [_place(arrays[name], target) for name, target in targets.items()]
             return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:
@@ -158,18 +165,21 @@ class Checkpoints:
     def wait(self) -> None:
         """Blocks until all saves are complete; raises a CheckpointError if one failed."""
         try:
-            self._manager.wait_until_finished()
+            first(lambda: self._manager.wait_until_finished())
         except Exception as error:
-            self._fail(error)
+            first(lambda error=error: self._fail(error))
 
     def newest(self) -> str:
         """Describes the newest complete checkpoint; "none" if there is none."""
-        step = self._manager.latest_step()
+        step = first(lambda: self._manager.latest_step())
         return "none" if step is None else f"step {step} in {self._steps / str(step)}"
 
     def _open(self, *, clean_up: bool) -> None:
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=clean_up)
-        self._manager = ocp.CheckpointManager(self._steps, options=options)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, cleanup_tmp_directories=clean_up, create=False,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes={0}),
+        )  # fmt: skip
+        self._manager: Any = is_first() and ocp.CheckpointManager(self._steps, options=options)
 
     def _fail(self, error: Exception) -> None:
         # A manager whose save failed accepts no other. Its threads may still write to the temporary
@@ -199,13 +209,24 @@ class Checkpoints:
                 f"{_differences(flatten(stored, '/'), flatten(config, '/'))}\n"
                 "Restore these settings to resume that run, or choose another folder."
             )
+        self._steps.mkdir(exist_ok=True)
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
         items = ocp.args.Composite(arrays=ocp.args.PyTreeRestore(), notes=ocp.args.JsonRestore())
-        saved: Any = self._manager.restore(step, args=items)
-        if _checksum(saved.arrays) != saved.notes["crc32"]:
-            raise ValueError("arrays changed since they were written")
-        return saved.arrays
+        arrays: dict[str, np.ndarray] = {}
+
+        def read() -> list[Any]:
+            saved: Any = self._manager.restore(step, args=items)
+            if _checksum(saved.arrays) != saved.notes["crc32"]:
+                raise ValueError("arrays changed since they were written")
+            arrays.update(saved.arrays)
+            return [(name, x.dtype.name, x.shape) for name, x in arrays.items()]
+
+        for name, dtype, shape in first(read):
+            if jax.distributed.is_initialized():
+                content = first(lambda name=name: arrays[name].tobytes())
+                arrays[name] = np.frombuffer(content, dtype).reshape(shape)
+        return arrays
 
 
 def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:
@@ -226,7 +247,7 @@ def _place(array: np.ndarray, target: Any) -> Any:
     if isinstance(target, np.ndarray | np.generic):
         return array
     uncommitted = isinstance(target, jax.Array) and not target.committed
-    return jax.device_put(array, None if uncommitted else target.sharding)
+    return place(array, None if uncommitted else target.sharding)
 
 
 def _first_line(error: Exception) -> str:

@@ -25,7 +25,7 @@ from hopfax.nn.functional import Functional, Params
 from hopfax.train import interrupt
 from hopfax.train.metrics import with_interval
 from hopfax.train.objectives import Batch, per_example, texts_of
-from hopfax.train.sharding import Sharding
+from hopfax.train.sharding import Sharding, fetch
 
 Protocol = Literal["sigma", "matched", "per-token"]
 SITES: tuple[Site, ...] = get_args(Site)
@@ -235,7 +235,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
 @lru_cache(maxsize=8)
 def _program(apply: Callable[..., Any], sharding: Sharding | None) -> Callable[..., Any]:
     all_seeds = jax.vmap(partial(_predict_batch, apply), in_axes=(0, 0, None, None, None, 0))
-    # XLA partitions this one by the shardings of its arguments, see `Sharding.put_batch`.
+    # XLA partitions this one by the shardings of its arguments, see `Sharding.put`.
     unsplit = jax.jit(all_seeds)
     if sharding is None:
         return unsplit
@@ -369,11 +369,12 @@ def predict(
         >>> predictions.logits.shape, bool((abs(predictions.snr_db) < 2).all())
         ((3, 8, 2), True)
     """
+    params = predictor.sharding.put(params, "seeds") if predictor.sharding else params
     calls = _calls(params, buckets, noise, batch_size, predictor.sharding, chosen)
     pending = [(real, *predictor.run(params, *inputs)) for real, inputs in calls]
     order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")
-    logits = [np.asarray(part)[:, real] for real, part, _ in pending]
-    counts = np.sum([np.asarray(part, np.float64) for *_, part in pending], axis=0)
+    logits = [fetch(part)[:, real] for real, part, _ in pending]
+    counts = np.sum([fetch(part).astype(np.float64) for *_, part in pending], axis=0)
     signal, noise_power, steps, queries = counts.T
     with np.errstate(divide="ignore"):
         snr_db = 10 * np.log10(signal / noise_power)
@@ -470,7 +471,7 @@ def _calls(
         for rows, weights in eval_batches(bucket, batch_size=batch_size or rows_per_call(bucket)):
             interrupt.check()
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
-            batch = sharding.put_batch(batch) if sharding else batch
+            batch = sharding.put(batch, "batch") if sharding else batch
             part = None
             if chosen is not None:
                 places = np.searchsorted(index, rows.index)

@@ -21,6 +21,7 @@ from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.progress import Progress
 from hopfax.train.schedule import epoch_chunks
+from hopfax.train.sharding import any_process, fetch
 from hopfax.train.state import TrainState, init_states, seed_keys
 from hopfax.train.step import Metrics, make_chunk
 
@@ -143,8 +144,8 @@ def fit(
     rows = [Batch(*map(jnp.asarray, (*b[:3], w))) for b, w in zip(train, weights, strict=True)]
     keys, states = seed_keys(seeds), init_states(predictor.model, transformation, seeds)
     if predictor.sharding:
-        keys, states = jax.device_put((keys, states), predictor.sharding.over("seeds"))
-        rows = jax.device_put(rows, predictor.sharding.over())
+        keys, states = predictor.sharding.put((keys, states), "seeds")
+        rows = predictor.sharding.put(rows)
     step, zeros = 0, np.zeros(len(seeds), int)
     run = _Run(
         seeds=np.array(seeds),
@@ -178,9 +179,9 @@ def fit(
                 step += len(chunk.picks)
                 reporter.flush()
                 reporter.pending = step, int(run.epoch) + 1, training, metrics
-                due = interrupt.is_requested() or (checkpoints and checkpoints.due())
+                due = interrupt.is_requested() or bool(checkpoints and checkpoints.due())
                 # At an epoch's end the save follows validation, which is then logged once.
-                if due and run.chunk < len(chunks):
+                if any_process(due) and run.chunk < len(chunks):
                     reporter.flush()
                     _save_or_stop(checkpoints, step, run)
             reporter.flush()
@@ -204,7 +205,7 @@ def fit(
 def _save_or_stop(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
     if checkpoints:
         checkpoints.save(step, run)
-    if interrupt.is_requested():
+    if any_process(interrupt.is_requested()):
         if checkpoints:
             checkpoints.wait()
         raise KeyboardInterrupt
@@ -242,7 +243,7 @@ class _Reporter:
         if not self.pending:
             return
         (step, epoch, training, metrics), self.pending = self.pending, None
-        metrics = jax.tree.map(np.asarray, metrics)
+        metrics = jax.tree.map(fetch, metrics)
         loss, norm = metrics["loss"], metrics["gradient_norm"]
         bad = training & ~(np.isfinite(loss) & np.isfinite(norm))
         if bad.any():

@@ -173,7 +173,7 @@ _METRICS = {
 
 
 class MetricsLog:
-    """An append-only JSONL file with one record per line, written without buffering.
+    """An append-only JSONL file with one record per line, written without buffering by process 0.
 
     A run that resumes from a step calls `truncate_after(step)`, so that records appear once. Write
     the records of a step before saving its checkpoint.
@@ -194,7 +194,9 @@ class MetricsLog:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+        from hopfax.train.sharding import is_first  # scores require no jax
+
+        self.path = Path(path if is_first() else os.devnull)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
         self._rewrite(lambda line: True)

@@ -2,19 +2,21 @@
 
 import collections
 import datetime
+import io
 import numbers
 import sys
 import time
 from typing import Any, Self
 
 from hopfax.train import interrupt
+from hopfax.train.sharding import is_first
 
 _INTERVAL = 5.0  # seconds between plain lines
 _WINDOW = 500  # updates over which speed is averaged
 
 
 class Progress:
-    """Shows the share of the work done, the time left, and the latest loss or score.
+    """Shows the share of the work done, the time left, and the latest loss or score, by process 0.
 
     The time left is shown from the second update on: the first one often includes compilation.
     Writes to standard error: a progress bar on a terminal, else plain lines for the first and last
@@ -34,7 +36,8 @@ class Progress:
     """
 
     def __init__(self, total: int):
-        self._total, self.title, self._stream = total, "", sys.stderr
+        self._total, self.title = total, ""
+        self._stream = sys.stderr if is_first() else io.StringIO()
         self._recent = collections.deque[tuple[float, float]](maxlen=_WINDOW + 1)
         self._status = ""
         self._printed: tuple[float, str] | None = None

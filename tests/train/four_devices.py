@@ -63,7 +63,7 @@ def run(folder, sharding, *, killed=False):
         )
     # The shapes on each device, before anything reads the parameters.
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(result.params)]
-    rows = sharding.put_batch(jnp.zeros((BATCH, 1))) if sharding else jnp.zeros((BATCH, 1))
+    rows = sharding.put(jnp.zeros((BATCH, 1)), "batch") if sharding else jnp.zeros((BATCH, 1))
     noise = Noise("embedding", "matched", 1.0)
     predictions = predict(predictor, result.params, VALIDATION, noise=noise)
     alone = predict(predictor, tiny.take(result.params, slice(1, 2)), VALIDATION, noise=noise)

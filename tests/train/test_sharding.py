@@ -79,7 +79,7 @@ class Device(str):
 
 @pytest.fixture(autouse=True)
 def three(monkeypatch):
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device(name) for name in "abc"])
+    monkeypatch.setattr(jax, "devices", lambda: [Device(name) for name in "abc"])
 
 
 @pytest.mark.parametrize(
