@@ -1,9 +1,7 @@
-"""Writes the tables of scaling.md: python docs/scaling.py.
+"""Writes the tables of scaling.md from scaling.csv: python docs/scaling.py.
 
-With the folder of the raw data sets, `python docs/scaling.py DIR` first measures scaling.csv: the
-processor time (which other programs do not lengthen) and FLOPs of a training step of the paper's
-models, five seeds of random tokens at several padded lengths; the steps of an epoch by padded
-length; and what grows with a sweep. Half an hour on one core.
+With the folder of the raw data sets as argument, first measures scaling.csv: processor time, which
+other programs do not lengthen, and FLOPs of a step of five seeds on random tokens, and the rest.
 """
 
 import heapq
@@ -11,7 +9,10 @@ import re
 import sys
 import tempfile
 import time
+from functools import partial
+from itertools import product
 from pathlib import Path
+from timeit import timeit
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ import pandas as pd
 from experiments import report, runner
 from experiments.models import VARIANTS, build
 from experiments.provenance import origin_line, provenance
-from experiments.settings import BUDGETS, PAPER_SEEDS, Data, Flags, resolved
+from experiments.settings import PAPER_SEEDS, Data, Flags, resolved
 from hopfax.data import TASKS, bucket_boundaries, load_task
 from hopfax.train.objectives import Batch
 from hopfax.train.schedule import epoch_chunks
@@ -29,17 +30,16 @@ from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
 
 PAGE, FILE = Path(__file__).with_name("scaling.md"), Path(__file__).with_name("scaling.csv")
-COLUMNS = ("what", "task", "model", "size", "median", "low", "high", "rounds")
-SEEDS, BATCH, WIDTH, LAYERS, LENGTHS = PAPER_SEEDS, 32, 128, 2, (16, 32, 64, 96, 128)
-TASK_NAMES = [name for name, spec in TASKS.items() if spec.train_rows]
-# XLA counts the body of a loop once. Robertha's maximum number of updates, also of the adjoint.
-BODIES, UPDATES = {"freelb": 3, "universal": 2}, 50
-# The paper's nine models; dropout and weight decay do not change the cost.
-WITHOUT = "robertha-no-esr"
-GRID = ["tinybert", "freelb", "data-augment", "universal", "robertha-no-iteration-no-esr", "robertha",
-        WITHOUT, WITHOUT, WITHOUT]  # fmt: skip
-# FLOP/s of an H100 or H200 (SXM) in float32, from the vendor's data sheets, and assumed shares.
+SEEDS, BATCH, WIDTH, LAYERS, EPOCHS = PAPER_SEEDS, 32, 128, 2, 30
+SPECS = {name: spec for name, spec in TASKS.items() if spec.train_rows}
+MODELS = ("tinybert", "freelb", "data-augment", "universal", "robertha-no-iteration-no-esr",
+          "robertha-no-esr", "robertha")  # fmt: skip
+GRID = (*MODELS, *["robertha-no-esr"] * 2)  # dropout and weight decay cost nothing
+# XLA counts the body of a loop once. Robertha updates queries, and the adjoint, up to 50 times.
+BODIES, UPDATES = {"freelb": 3, "universal": 2}, {"robertha-no-esr": 50, "robertha": 50}
+# float32 FLOP/s of an H100 or H200 (SXM) in the vendor's data sheets, and shares to expect
 PEAK, SHARES = 67e12, (0.2, 0.02)
+seconds = partial(timeit, number=1, timer=time.process_time)
 
 
 def step_of(name: str, length: int):
@@ -49,80 +49,104 @@ def step_of(name: str, length: int):
     optimizer = adamw(2e-5, total_steps=10_000, weight_decay=built.weight_decay)
     chunk, rng = make_chunk(built.objective, optimizer), np.random.default_rng(0)
     states, keys = init_states(built.model, optimizer, SEEDS), seed_keys(SEEDS)
-    ids = rng.integers(1000, 30522, (256, 1, length), dtype=np.int32)
-    parts = ids, np.full((256, 1), length, np.int32), np.arange(256) % 3, np.ones(256, np.float32)
-    rows, ones = Batch(*map(jnp.asarray, parts)), np.ones((1, len(SEEDS), BATCH), np.float32)
-    picks = rng.integers(0, 256, ones.shape, dtype=np.int32)
-    flops = chunk.lower(states, rows, picks, ones, keys).cost_analysis()["flops"]
+    ids = jnp.asarray(rng.integers(1000, 30522, (256, 1, length), dtype=np.int32))
+    rows = Batch(ids, jnp.full((256, 1), length), jnp.arange(256) % 3, jnp.ones(256))
+    picks = rng.integers(0, 256, (1, len(SEEDS), BATCH), dtype=np.int32)
+    inputs = rows, picks, jnp.ones(picks.shape), keys
 
     def run() -> None:
         nonlocal states
-        states = jax.block_until_ready(chunk(states, rows, picks, ones, keys)[0])
+        states = jax.block_until_ready(chunk(states, *inputs)[0])
 
-    return run, flops
+    return run, chunk.lower(states, *inputs).cost_analysis()["flops"]
 
 
 def steps_of(data, rows: int) -> list[tuple[int, int]]:
-    """Returns padded lengths with an epoch's steps, as `cells.buckets`, scaled to all rows."""
+    """Returns padded lengths and steps of an epoch, as `cells.buckets`, for all official rows."""
     lengths = data.train.lengths.max(axis=1)
-    known = np.concatenate([lengths, data.validation.lengths.max(axis=1)])
     total = data.spec.train_rows - min(round(0.1 * data.spec.train_rows), 1000)
-    edges = bucket_boundaries(
-        known, max_buckets=min(4, 1 + total // rows), multiple=8, max_length=128
-    )
+    edges = bucket_boundaries(lengths, max_buckets=min(4, 1 + total // rows), max_length=128)
     counts = np.bincount(np.searchsorted(edges, lengths), minlength=len(edges))
     sizes = np.round(counts / counts.sum() * total).astype(int).tolist()
     chunks = [epoch_chunks([n], batch_size=BATCH, seeds=(0,), epoch=0) for n in sizes]
-    return [(edge, sum(len(c.picks) for c in each)) for edge, each in zip(edges, chunks)]
-
-
-def limits(data):
-    """Times a list of cells, and results.csv, by their numbers of cells and rows."""
-    flags = resolved(Flags(budget="paper", data=Data(task=("cola",), data_dir="DIR")))
-    for count in (100, 1000):
-        trial = runner.Trial("cola", "robertha", VARIANTS["robertha"], ())
-        start = time.process_time()
-        runner.jobs(flags, [trial] * count, data={"cola": data})
-        yield "seconds for a list of cells", count, time.process_time() - start
-    row = dict(task="sst2", model="robertha", denoiser="none", corruption="gaussian", level=0.5,
-               site="token", seed=23, metric="accuracy", score=81.19266055, num_examples=872,
-               snr_db=-6.0206)  # fmt: skip
-    for count in (100_000, 1_000_000):
-        with tempfile.TemporaryDirectory() as folder:
-            start, table = time.process_time(), pd.DataFrame([row] * count)
-            report.write_results(Path(folder), table)
-            yield "seconds for results.csv", count, time.process_time() - start
+    return [(edge, sum(len(c.picks) for c in e)) for edge, e in zip(edges, chunks, strict=True)]
 
 
 def measure(folder: str) -> None:
     """Writes scaling.csv."""
-    origin, rows = origin_line(provenance()), []
-    vocabulary = f"{folder}/vocab/bert-base-uncased/vocab.txt"
-    for task in TASK_NAMES:
+    origin, rows, vocabulary = origin_line(provenance()), [], f"{folder}/vocab/bert-base-uncased"
+    for task in SPECS:
         start = time.process_time()
         data = load_task(task, data_dir=folder, vocabulary=vocabulary, max_length=128)
-        seconds, count = time.process_time() - start, len(data.train.labels)
-        rows.append(("seconds to load", task, "", count, seconds, None, None, 1))
+        rows.append(("load", task, "", len(data.train.labels), time.process_time() - start))
         for what, size in (("steps", 1000), ("steps on a GPU", 40_000)):
-            rows += [(what, task, "", *each, None, None, 1) for each in steps_of(data, size)]
-        if task == "cola":
-            rows += [(what, task, "", *each, None, None, 1) for what, *each in limits(data)]
-    for length in LENGTHS:
-        programs = {name: step_of(name, length) for name in dict.fromkeys(GRID)}
-        times = {name: [] for name in programs}
-        for turn in range(6):  # the first compiles
-            for name, (run, _) in programs.items():
-                start = time.process_time()
-                run()
-                times[name] += [time.process_time() - start] if turn else []
-        for name, (_, flops) in programs.items():
-            quartiles = np.percentile(times[name], (50, 25, 75))
-            rows.append(("seconds per step", "", name, length, *quartiles, len(times[name])))
-            rows.append(("FLOPs per step", "", name, length, flops, None, None, 1))
-            print(*rows[-2], flush=True)
-    text = pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(index=False, float_format="%.5g")
+            rows += [(what, task, "", *each) for each in steps_of(data, size)]
+    flags = resolved(Flags(budget="paper", data=Data(task=("wsc",), data_dir=folder)))
+    trials = [runner.Trial("wsc", "robertha", VARIANTS["robertha"], ())] * 1000
+    listing = seconds(lambda: runner.jobs(flags, trials, data={"wsc": data}))
+    rows.append(("list cells", "", "", len(trials), listing))
+    table = pd.read_csv("experiments/results/data/robustness.csv")
+    table = table.take(np.arange(1_000_000) % len(table))
+    with tempfile.TemporaryDirectory() as place:
+        writing = seconds(lambda: report.write_results(Path(place), table))
+    rows.append(("write results.csv", "", "", len(table), writing))
+    for length in (16, 32, 64, 96, 128):
+        programs = {name: step_of(name, length) for name in MODELS}
+        turns = [[seconds(run) for run, _ in programs.values()] for _ in range(6)]
+        for name, *times in zip(MODELS, *turns[1:], strict=True):  # the first turn compiles
+            quartiles = np.percentile(times, (50, 25, 75))
+            rows.append(("step", "", name, length, *quartiles, len(times)))
+            rows.append(("FLOPs", "", name, length, programs[name][1]))
+    columns = ["what", "task", "model", "size", "median", "low", "high", "rounds"]
+    text = pd.DataFrame(rows, columns=columns).to_csv(index=False, float_format="%.5g")
     FILE.write_text(f"# {origin}; seeds {SEEDS}\n{text}", encoding="utf-8")
 
 
+def costs(table: pd.DataFrame, what: str, steps: str) -> dict[tuple[str, str], float]:
+    """Returns seconds or FLOPs of all epochs of each task and model."""
+    totals = {}
+    for task, model in product(SPECS, MODELS):
+        epoch = table[(table.what == steps) & (table.task == task)]
+        lengths, curve = epoch["size"], table[(table.what == what) & (table.model == model)]
+        step = np.asarray(np.interp(lengths, curve["size"], curve["median"]))
+        if what == "FLOPs":  # two products of states and keys in each update
+            updates = 2 * UPDATES.get(model, 0) * LAYERS * BATCH * len(SEEDS)
+            step = BODIES.get(model, 1) * step + updates * 4 * WIDTH * lengths**2
+        totals[task, model] = (
+            EPOCHS * SPECS[task].num_choices * float((step * epoch["median"]).sum())
+        )
+    return totals
+
+
+def main() -> None:
+    """Replaces the rows of the tables, each found by the first name of its header."""
+    table = pd.read_csv(FILE, comment="#")
+    times, flops = costs(table, "step", "steps"), costs(table, "FLOPs", "steps on a GPU")
+    lines: dict[str, list] = {"task": [], "model": [], "hardware": []}
+    for task, spec in SPECS.items():
+        cells = [times[task, model] / 3600 for model in GRID]
+        lines["task"].append((f"{spec.title} | {spec.train_rows:,}", *cells[:-2], sum(cells)))
+    for model in MODELS:
+        curve = table[(table.what == "step") & (table.model == model)]
+        lines["model"].append((f"`{model}`", *curve["median"]))
+    for name in ("1 core", "2 cores", "1 GPU", "8 GPUs", "64 GPUs", "64 GPUs, one seed each"):
+        every, shares = (flops, SHARES) if "GPU" in name else (times, [1 / PEAK])
+        parts = len(SEEDS) if "seed" in name else 1
+        each = [every[key] / parts for key in product(SPECS, GRID)]
+        ends = [0.0] * int(name.split()[0])
+        for cost in sorted(each * parts, reverse=True):  # the longest that is left
+            heapq.heapreplace(ends, ends[0] + cost)
+        days = " to ".join(f"{max(ends) / PEAK / share / 86400:.3g}" for share in shares)
+        lines["hardware"].append((name, days, f"{1 - np.mean(ends) / max(ends):.0%}"))
+    text = PAGE.read_text(encoding="utf-8")
+    for name, rows in lines.items():
+        cells = [[f"{x:.3g}" if isinstance(x, float) else x for x in row] for row in rows]
+        body = "".join(f"| {' | '.join(row)} |\n" for row in cells)
+        text = re.sub(rf"(?m)(^\| {name} .*\n\|-.*\n)(?:^\|.*\n)*", rf"\g<1>{body}", text)
+    PAGE.write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    measure(sys.argv[1])
+    if sys.argv[1:]:
+        measure(sys.argv[1])
+    main()
