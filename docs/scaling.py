@@ -1,7 +1,7 @@
 """Writes the tables of scaling.md from scaling.csv: python docs/scaling.py.
 
-With the folder of the raw data sets as argument, first measures scaling.csv: processor time, which
-other programs do not lengthen, and FLOPs of a step of five seeds on random tokens, and the rest.
+With the folder of the raw data sets as argument, first measures scaling.csv: processor time,
+which other programs lengthen little, and FLOPs of a step of five seeds on random tokens; the rest.
 """
 
 import heapq
@@ -30,15 +30,14 @@ from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
 
 PAGE, FILE = Path(__file__).with_name("scaling.md"), Path(__file__).with_name("scaling.csv")
-SEEDS, BATCH, WIDTH, LAYERS, EPOCHS = PAPER_SEEDS, 32, 128, 2, 30
+SEEDS, BATCH, WIDTH, LAYERS, EPOCHS = PAPER_SEEDS, 32, 128, 2, 30  # Table 15
 SPECS = {name: spec for name, spec in TASKS.items() if spec.train_rows}
 MODELS = ("tinybert", "freelb", "data-augment", "universal", "robertha-no-iteration-no-esr",
           "robertha-no-esr", "robertha")  # fmt: skip
 GRID = (*MODELS, *["robertha-no-esr"] * 2)  # dropout and weight decay cost nothing
 # XLA counts the body of a loop once. Robertha updates queries, and the adjoint, up to 50 times.
 BODIES, UPDATES = {"freelb": 3, "universal": 2}, {"robertha-no-esr": 50, "robertha": 50}
-# float32 FLOP/s of an H100 or H200 (SXM) in the vendor's data sheets, and shares to expect
-PEAK, SHARES = 67e12, (0.2, 0.02)
+PEAK, SHARES = 67e12, (0.2, 0.02)  # float32 FLOP/s of an H100 or H200 (SXM), and what is used
 seconds = partial(timeit, number=1, timer=time.process_time)
 
 
@@ -97,9 +96,10 @@ def measure(folder: str) -> None:
             quartiles = np.percentile(times, (50, 25, 75))
             rows.append(("step", "", name, length, *quartiles, len(times)))
             rows.append(("FLOPs", "", name, length, programs[name][1]))
-    columns = ["what", "task", "model", "size", "median", "low", "high", "rounds"]
-    text = pd.DataFrame(rows, columns=columns).to_csv(index=False, float_format="%.5g")
-    FILE.write_text(f"# {origin}; seeds {SEEDS}\n{text}", encoding="utf-8")
+    rows = pd.DataFrame([(*row, None, None, None)[:8] for row in rows])
+    text = rows.to_csv(index=False, header=False, float_format="%.5g")
+    head = "what,task,model,size,median,low,high,rounds"
+    FILE.write_text(f"# {origin}; seeds {SEEDS}\n{head}\n{text}", encoding="utf-8")
 
 
 def costs(table: pd.DataFrame, what: str, steps: str) -> dict[tuple[str, str], float]:
@@ -108,13 +108,11 @@ def costs(table: pd.DataFrame, what: str, steps: str) -> dict[tuple[str, str], f
     for task, model in product(SPECS, MODELS):
         epoch = table[(table.what == steps) & (table.task == task)]
         lengths, curve = epoch["size"], table[(table.what == what) & (table.model == model)]
-        step = np.asarray(np.interp(lengths, curve["size"], curve["median"]))
+        step = np.interp(lengths, curve["size"], curve["median"])
         if what == "FLOPs":  # two products of states and keys in each update
             updates = 2 * UPDATES.get(model, 0) * LAYERS * BATCH * len(SEEDS)
             step = BODIES.get(model, 1) * step + updates * 4 * WIDTH * lengths**2
-        totals[task, model] = (
-            EPOCHS * SPECS[task].num_choices * float((step * epoch["median"]).sum())
-        )
+        totals[task, model] = EPOCHS * SPECS[task].num_choices * float(step @ epoch["median"])
     return totals
 
 
@@ -125,24 +123,24 @@ def main() -> None:
     lines: dict[str, list] = {"task": [], "model": [], "hardware": []}
     for task, spec in SPECS.items():
         cells = [times[task, model] / 3600 for model in GRID]
-        lines["task"].append((f"{spec.title} | {spec.train_rows:,}", *cells[:-2], sum(cells)))
+        lines["task"].append((f"{spec.title}|{spec.train_rows:,}", *cells[:-2], sum(cells)))
     for model in MODELS:
         curve = table[(table.what == "step") & (table.model == model)]
         lines["model"].append((f"`{model}`", *curve["median"]))
     for name in ("1 core", "2 cores", "1 GPU", "8 GPUs", "64 GPUs", "64 GPUs, one seed each"):
-        every, shares = (flops, SHARES) if "GPU" in name else (times, [1 / PEAK])
-        parts = len(SEEDS) if "seed" in name else 1
+        every, shares = (flops, SHARES) if "GPU" in name else (times, [1 / PEAK] * 2)
+        parts = 5 if "seed" in name else 1
         each = [every[key] / parts for key in product(SPECS, GRID)]
         ends = [0.0] * int(name.split()[0])
         for cost in sorted(each * parts, reverse=True):  # the longest that is left
             heapq.heapreplace(ends, ends[0] + cost)
-        days = " to ".join(f"{max(ends) / PEAK / share / 86400:.3g}" for share in shares)
-        lines["hardware"].append((name, days, f"{1 - np.mean(ends) / max(ends):.0%}"))
+        hours, idle = [max(ends) / PEAK / s / 3600 for s in shares], 1 - np.mean(ends) / max(ends)
+        lines["hardware"].append((name, *hours, f"{idle:.0%}"))
     text = PAGE.read_text(encoding="utf-8")
     for name, rows in lines.items():
-        cells = [[f"{x:.3g}" if isinstance(x, float) else x for x in row] for row in rows]
-        body = "".join(f"| {' | '.join(row)} |\n" for row in cells)
-        text = re.sub(rf"(?m)(^\| {name} .*\n\|-.*\n)(?:^\|.*\n)*", rf"\g<1>{body}", text)
+        cells = [[x if isinstance(x, str) else f"{float(f'{x:.2g}'):,g}" for x in r] for r in rows]
+        body = "".join(f"|{'|'.join(row)}|\n" for row in cells)
+        text = re.sub(rf"(?m)(^\|{name}\|.*\n\|-.*\n)(?:^\|.*\n)*", rf"\g<1>{body}", text)
     PAGE.write_text(text, encoding="utf-8")
 
 
