@@ -107,7 +107,7 @@ def costs(table: pd.DataFrame, what: str, steps: str) -> dict[tuple[str, str], f
     totals = {}
     for task, model in product(SPECS, MODELS):
         epoch = table[(table.what == steps) & (table.task == task)]
-        lengths, curve = epoch["size"], table[(table.what == what) & (table.model == model)]
+        curve, lengths = table[(table.what == what) & (table.model == model)], epoch["size"]
         step = np.interp(lengths, curve["size"], curve["median"])
         if what == "FLOPs":  # two products of states and keys in each update
             updates = 2 * UPDATES.get(model, 0) * LAYERS * BATCH * len(SEEDS)
@@ -120,16 +120,16 @@ def main() -> None:
     """Replaces the rows of the tables, each found by the first name of its header."""
     table = pd.read_csv(FILE, comment="#")
     times, flops = costs(table, "step", "steps"), costs(table, "FLOPs", "steps on a GPU")
-    lines: dict[str, list] = {"task": [], "model": [], "hardware": []}
+    lines: dict[str, list] = {"task": [], "hardware": []}
     for task, spec in SPECS.items():
-        cells = [times[task, model] / 3600 for model in GRID]
-        lines["task"].append((f"{spec.title}|{spec.train_rows:,}", *cells[:-2], sum(cells)))
-    for model in MODELS:
-        curve = table[(table.what == "step") & (table.model == model)]
-        lines["model"].append((f"`{model}`", *curve["median"]))
+        cells = np.array([times[task, model] for model in GRID]) / 3600
+        shown = f"{spec.title}|{spec.train_rows:,}", cells.sum(), *cells[[0, 1, 3, 4, 6]]
+        lines["task"].append(shown)
+    curves = table[table.what == "step"].groupby("model", sort=False)["median"]
+    lines["model"] = [(f"`{model}`", *curve) for model, curve in curves]
     for name in ("1 core", "2 cores", "1 GPU", "8 GPUs", "64 GPUs", "64 GPUs, one seed each"):
         every, shares = (flops, SHARES) if "GPU" in name else (times, [1 / PEAK] * 2)
-        parts = 5 if "seed" in name else 1
+        parts = 5 if "seed" in name else 1  # of a cell
         each = [every[key] / parts for key in product(SPECS, GRID)]
         ends = [0.0] * int(name.split()[0])
         for cost in sorted(each * parts, reverse=True):  # the longest that is left
