@@ -128,6 +128,8 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
         return stop.code if isinstance(stop.code, int) else USAGE
     if getattr(config, "budget", None) == "smoke":
         quick_to_compile()
+    if getattr(getattr(config, "cluster", None), "launcher", "none") != "none":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share its GPU
     interrupt.check()
     with importlib.import_module("experiments.hosts").joined(name, config):
         importlib.import_module("hopfax.train.sharding").check_devices()
@@ -167,7 +169,7 @@ def earlier(root: Path) -> str:
         try:
             document = read_config(folder)
             date, command = (document["provenance"][-1][each] for each in ("date", "command"))
-        except (ValueError, LookupError):
+        except (ValueError, LookupError, TypeError):
             lines.append(f"{'':18}damaged: {folder / 'config.json'}")
             continue
         cells = document.get("plan", {}).get("cells", [])

@@ -22,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import inf, isnan, nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,17 +111,14 @@ class Workers:
 
     def share(self, number: int) -> float:
         """Returns the share done of a job, -1 if no worker has begun it."""
-        if number in self.tables or self.unit_of[number] not in self.pending:
-            return float(number in self.tables) or -1.0
-        try:
+        with contextlib.suppress(OSError, ValueError):
             return float((self.folder / f"{number}.share").read_text())
-        except (OSError, ValueError):
-            return -1.0
+        return -1.0
 
     def has(self, number: int) -> bool:
         """Returns whether a worker measures a job, or will."""
         if self.own:
-            return bool(self.running) and 0 <= self.share(number) < 1
+            return bool(self.running) and 0 <= self.share(number) < 1 and number not in self.tables
         return self.unit_of[number] in self.pending
 
     def are_busy(self) -> bool:
@@ -160,7 +157,7 @@ class Workers:
     def collect(self, name: str, result: Mapping[str, Any]) -> None:
         """Takes over the result of a unit: tables by job, or an error."""
         self.pending.remove(name)
-        if "error" in result and not self.own:
+        if "error" in result:
             self.failed.update((number, result["error"]) for number in self.units[name])
         for number, tables in result.get("tables", {}).items():
             self.tables[int(number)] = {stem: unpack(each) for stem, each in tables.items()}
@@ -197,18 +194,15 @@ def units(jobs: Sequence[Job]) -> dict[str, list[int]]:
 def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
     """Returns a line for each unit: how far it is, its name, and the hours of its training.
 
-    Hours still to come are estimates (≈), from trained models of the same task or else of any.
+    Hours still to come are estimates (≈), from trained models of the same task.
     """
     titles = {name: jobs[numbers[0]].title for name, numbers in units(jobs).items()}
     known = {name: each for name in titles if (each := trained(root, name))}
     lines, left = [], 0.0
     for name, title in titles.items():
-        hours, share = known.get(name, (nan, 0.0))
-        if isnan(hours):
-            task = title.partition(",")[0]
-            alike = [h for each, (h, _) in known.items() if titles[each].startswith(f"{task},")]
-            alike = alike or [h for h, _ in known.values()]
-            hours = float(np.median(alike)) if alike else nan
+        task = title.partition(",")[0]
+        alike = [h for each, (h, _) in known.items() if titles[each].startswith(f"{task},")]
+        hours, share = known.get(name, (float(np.median(alike or [nan])), 0.0))
         state = "complete" if (root / name).exists() else f"{share:8.0%}" if share else "missing"
         left += hours * (1 - share) if state != "complete" else 0
         about = " " if state == "complete" else "≈"
@@ -244,13 +238,12 @@ def launcher(name: str, options: Sequence[str], count: int, folder: Path) -> Sub
     """
     given: dict[str, Any] = {}
     for each in options:
-        key, equals, value = each.partition("=")
-        if not (key and equals and value):
+        key, _, value = each.partition("=")
+        if not (key and value):
             raise ValueError(f"--launcher-options must be KEY=VALUE, got {each}")
-        try:
+        given[key] = value
+        with contextlib.suppress(ValueError):
             given[key] = json.loads(value)
-        except ValueError:
-            given[key] = value
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError:
@@ -316,9 +309,8 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        for name in request.units:
-            if not (folder / f"{name}.result").exists():
-                leave(request, name, error=f"{type(error).__name__}: {error}")
+        if request.waits:  # else the coordinator repeats it
+            leave(request, request.units[0], error=f"{type(error).__name__}: {error}")
         raise
 
 
@@ -341,21 +333,20 @@ def work(jobs: Sequence[Job], root: Path) -> None:
 
     for name in request.units:
         until, numbers = time.monotonic() + IN_USE_SECONDS * request.waits, found[name]
-        done = not request.waits and (root / name).exists()  # the coordinator tests it
-        while not done:
+        while request.waits or not (root / name).exists():  # the coordinator tests trained ones
             on_progress(numbers[0], 0.0)
             try:
                 measured = {n: jobs[n].measure(partial(on_progress, n)) for n in numbers}
-                tables = {n: {k: pack(v) for k, v in each.items()} for n, each in measured.items()}
-                leave(request, name, tables=tables)
-                done = True
             except BlockingIOError:
                 written.clear()
                 (folder / f"{numbers[0]}.share").unlink()
-                if done := time.monotonic() >= until:
-                    in_use = True
-                else:
-                    time.sleep(2)
+                if in_use := time.monotonic() >= until:
+                    break
+                time.sleep(2)
+            else:
+                tables = {n: {k: pack(v) for k, v in each.items()} for n, each in measured.items()}
+                leave(request, name, tables=tables)
+                break
     if in_use:
         sys.exit(os.EX_TEMPFAIL)
 

@@ -6,7 +6,6 @@ the cell's folder, one file per condition; scores are computed from them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import json
@@ -37,12 +36,12 @@ from hopfax.train.sharding import any_process, first
 from hopfax.train.white_box import white_box
 
 RANDOM = {"misspelling": text.misspell, "char_swap": text.swap_characters}
-_computes = ContextVar("computes", default=True)
+computes = ContextVar("computes", default=True)  # whether `predictions` does
 _ROWS = 64  # batch size on texts, the same for all sets
 
 
 class NotStored(Exception):
-    """Predictions are not stored, and this process is not to compute them."""
+    """This process is not to compute predictions that are not stored."""
 
 
 class CellPredictions(NamedTuple):
@@ -71,16 +70,6 @@ class Condition(Protocol):
         ...
 
 
-@contextlib.contextmanager
-def only_stored(only: bool) -> Iterator[None]:
-    """Has `predictions` raise `NotStored` rather than compute."""
-    token = _computes.set(not only)
-    try:
-        yield
-    finally:
-        _computes.reset(token)
-
-
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
     key = condition.key(cell)
@@ -100,7 +89,7 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
             warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
     if any_process(interrupt.is_requested()):
         raise KeyboardInterrupt
-    if not _computes.get():
+    if not computes.get():
         raise NotStored(f"{path} is not stored")
     predicted = condition.predict(cell)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,8 @@ def joined(name: str, config: Any) -> Iterator[None]:
     if not flags.distributed:
         yield
         return
+    if config.cluster.launcher != "none":
+        raise ValueError(f"--distributed must be set without --launcher {config.cluster.launcher}")
     import jax
 
     from hopfax.nn.functional import flatten

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.provenance import provenance
+from experiments.provenance import origin_line, provenance
 from hopfax.hub import read_json
 from hopfax.train import interrupt
 
@@ -46,9 +46,11 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     origins = []
     if path.exists():
         try:
-            origins = read_config(folder, "experiment", "config", "provenance")["provenance"]
-        except ValueError as error:
-            warnings.warn(f"{error}; written again, without earlier sessions", stacklevel=2)
+            stored = read_config(folder, "experiment", "config", "provenance")["provenance"]
+            origins = [each for each in stored if origin_line(each)]
+        except (ValueError, LookupError, TypeError) as error:
+            message = f"{path} is damaged ({error}); written again, without earlier sessions"
+            warnings.warn(message, stacklevel=2)
     origin = provenance()
     if all({**origin, "date": ""} != {**earlier, "date": ""} for earlier in origins):
         origins.append(origin)

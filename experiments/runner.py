@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -68,17 +69,15 @@ def fill(
     cells = [job.cell for job in jobs if job.cell]
     folder = open_run(name, config, plan={**({"cells": cells} if cells else {}), **(plan or {})})
     done: dict[int, Mapping[str, Rows]] = {}
-    own = dict.fromkeys(range(len(jobs)), 0.0)
+    own, context = dict.fromkeys(range(len(jobs)), 0.0), copy_context()
+    context.run(conditions.computes.set, config.cluster.launcher == "none")
     with Progress(len(jobs)) as progress, start_workers(config, jobs, folder) as workers:
 
-        def show(title: str, **shown: Any) -> None:
-            workers.poll()
-            progress.title = title
-            progress.update(sum(max(own[each], workers.share(each)) for each in own), **shown)
-
-        def on_progress(number: int, share: float, **shown: Any) -> None:
+        def on_progress(number: int, share: float, title: str = "", **shown: Any) -> None:
             own[number] = share
-            show(f"[{number + 1}/{len(jobs)}] {jobs[number].title}", **shown)
+            workers.poll()
+            progress.title = f"[{number + 1}/{len(jobs)}] {title or jobs[number].title}"
+            progress.update(sum(max(own[each], workers.share(each)) for each in own), **shown)
 
         waiting, before = [*own], len(jobs) + 1
         while waiting and (len(waiting) < before or workers.are_busy()):
@@ -88,10 +87,9 @@ def fill(
                     continue
                 if number not in workers.failed:
                     try:
-                        with conditions.only_stored(config.cluster.launcher != "none"):
-                            tables = workers.tables.get(number) or jobs[number].measure(
-                                partial(on_progress, number)
-                            )
+                        tables = workers.tables.get(number) or context.run(
+                            jobs[number].measure, partial(on_progress, number)
+                        )
                     except conditions.NotStored:
                         workers.add(number)
                         continue
@@ -107,7 +105,9 @@ def fill(
                 waiting.remove(number)
             if len(waiting) == before and workers.are_busy():
                 time.sleep(0.2)
-                show(f"[{len(done)}/{len(jobs)}] {len(workers.running)} of {workers.count} workers")
+                number = max(waiting, key=workers.share)
+                title = "" if workers.own else f"{len(workers.running)} of {workers.count} workers"
+                on_progress(number, own[number], title)
                 before = len(jobs) + 1  # another turn follows
     few_rows = (ValueError, IndexError, FileNotFoundError) if len(done) < len(jobs) else ()
     with contextlib.suppress(*few_rows):
@@ -136,19 +136,14 @@ def start_workers(config: Any, jobs: Sequence[Job], folder: Path) -> cluster.Wor
     flags, root = config.cluster, Path(config.runs) / "cells"
     own = folder.absolute() / f"workers-{secrets.token_hex(4)}"
     found = cluster.units(jobs)
-
-    def is_trial(number: int) -> bool:
-        return getattr(jobs[number].measure, "func", None) is measure
-
+    trials = [n for n, (k, *_) in found.items() if getattr(jobs[k].measure, "func", 0) is measure]
     if flags.launcher != "none":
         # Of trained models, this process looks whether all predictions are stored.
-        turns = [
-            [name] for name, numbers in found.items()
-            if not ((root / name).exists() and (is_trial(numbers[0]) or (root / name).is_file()))
-        ]  # fmt: skip
+        kept = {name for name in found if (root / name).is_file()}
+        kept |= {name for name in trials if (root / name).exists()}
+        turns = [[name] for name in found if name not in kept]
         submit = cluster.launcher(flags.launcher, flags.launcher_options or (), flags.workers, own)
         return cluster.Workers(config, jobs, turns, submit, count=flags.workers, folder=own)
-    trials = [name for name, each in found.items() if is_trial(each[0])]
     missing = [name for name in reversed(trials) if not (root / name).exists()]
     several = len(missing) > 1 and config.budget != "smoke" and jax.process_count() == 1
     several &= jax.default_backend() == "cpu" and jax.device_count() < usable_cores()
@@ -211,15 +206,6 @@ def jobs(
         return Job(title, partial(measure, config, trial, rows), spec_of(config, trial, rows).id)
 
     return [job(trial) for trial in trials]
-
-
-def start_seconds(trial: Trial) -> float:
-    """Times compiling and drawing a model's initial parameters, to estimate the time of a run."""
-    size: dict[str, Any] = {"width": 64, "ff_width": 256, "max_length": 128, "num_layers": 2}
-    model = build(trial.variant, task(trial.task), vocab_size=8000, **size).model
-    start = time.monotonic()
-    jax.block_until_ready(jax.jit(model.init)(jax.random.key(0)))
-    return time.monotonic() - start
 
 
 def check(trials: Sequence[Trial], data: Mapping[str, TaskData]) -> None:

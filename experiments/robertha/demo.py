@@ -29,7 +29,6 @@ class Demo(Noisy):
 
     NAME = "demo"
     REPRODUCES = "a first picture in a minute: noise on token embeddings, removed by memory"
-    STARTS = 24.0
 
     model: tuple[str, ...] = ("tinybert-mean",)
     denoiser: tuple[DenoiserName, ...] = ("none", "memory")

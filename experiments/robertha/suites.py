@@ -66,7 +66,6 @@ class Suite(Flags):
     SMOKE: ClassVar[tuple[str, ...]] = ()  # models of a smoke run, in place of the default
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # for each budget, by flag
     CONTRASTS: ClassVar[Sequence[Contrast]] = ()  # shown in place of differences from one model
-    STARTS: ClassVar[float] = 0.0  # time of the default run / `runner.start_seconds`, if known
 
     model: tuple[str, ...] = ("tinybert", "robertha")
     """Models. From scratch: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
@@ -118,9 +117,6 @@ class Suite(Flags):
             for name, model in models.items()
         ]
         jobs = runner.jobs(config, trials, partial(runner.measure, rows=config.rows))
-        trained = all((Path(self.runs) / "cells" / job.cell).exists() for job in jobs)
-        if self.STARTS and not trained and self == type(self)(runs=self.runs):
-            print(f"about {self.STARTS * runner.start_seconds(trials[0]):.0f} seconds", flush=True)
         return runner.fill(self.NAME, config, jobs, self.page, plan={"models": [*models]})
 
 
@@ -153,7 +149,6 @@ class Robustness(Noisy):
 
     NAME = "robustness"
     REPRODUCES = "Robertha, Tables 2, 3, 6-10, 13: scores under Gaussian embedding noise"
-    STARTS = 160.0
 
     denoiser: tuple[DenoiserName, ...] = ("none", "memory")
 

@@ -24,6 +24,7 @@ from hopfax.train.sharding import fetch, first, is_first, place
 
 # Orbax also logs the tracebacks of the errors it raises.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
 
 
 class CheckpointWarning(UserWarning):
@@ -251,4 +252,5 @@ def _place(array: np.ndarray, target: Any) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {line.partition(' [tensorstore_spec=')[0]}"

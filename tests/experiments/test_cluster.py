@@ -177,7 +177,7 @@ def test_predictions_that_a_trained_model_lacks_are_made_by_a_worker(monkeypatch
     allowed = []
 
     def measure(*_):
-        allowed.append(conditions._computes.get())
+        allowed.append(conditions.computes.get())
         if len(allowed) == 1:
             raise conditions.NotStored("no file")
         return {"results": [{"model": "m", "metric": "score", "score": 1.0}]}
