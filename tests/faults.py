@@ -4,9 +4,8 @@ python -m tests.faults [CASE ...] [--count N] [--seed S] [--out FILE.csv]
 
 A trial survives if the run, resumed after the fault, ends with the results and predictions of an
 undisturbed run, bit for bit. An error survives only where there can be no result, and if it names
-its file. Children are forked from a process that has imported the project, and load programs that
-are compiled already, so that a random moment is one of work. `--out` keeps a row for each case, and
-cases in it are not repeated.
+its file. Runs are forked from a process that has imported the project, and load programs that are
+compiled already, so that a random moment is one of work. Cases in FILE.csv are not repeated.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import json
 import multiprocessing
 import os
 import random
+import runpy
 import shlex
 import shutil
 import signal
@@ -36,30 +36,30 @@ from unittest import mock
 import numpy as np
 
 RUN = shlex.split(
-    "robustness --budget smoke --task sentiment --model tinybert tinybert-mean --denoiser none"
-    " --seeds 1 2 --epochs 4 --patience 4 --width 16 --num-layers 1 --train-size 64 --test-size 32"
+    "robustness --budget smoke --task sentiment --denoiser none --model tinybert --seeds 1 2"
+    " --epochs 4 --patience 4 --width 16 --num-layers 1 --train-size 64 --test-size 32"
     " --vocab-size 200 --sites token --protocols sigma --levels 1 --noise-draws 1"
 )
-SWEEP = [each.replace("smoke", "laptop") for each in RUN]  # in two processes
+TWO = [*RUN, "--model", "tinybert", "tinybert-mean"]
+SWEEP = [*TWO, "--budget", "laptop"]  # in two processes
 WAIT = 300  # seconds until a run counts as hanging
+PIECES = [*",;\t|\"'\\{}[]:\r\0\ufeff\u0301\u200b\u2028é那😀", "\r\n", "1e999", "nan", "null", "-1"]
 CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload(["experiments.robertha.suites", "matplotlib.pyplot", "tyro"])
 Outcomes = Iterator[str]  # of trials: "" for one that survived, or what happened
-Jump = tuple[float, float]
 
 
-def command(words: Sequence[str], folder: Path, jump: Jump) -> None:
+def command(words: Sequence[str], folder: Path, jump: tuple[float, float]) -> None:
     """Runs a command line, in a child; its clock jumps by some seconds after some others."""
-    os.setsid()  # with processes that it starts
+    os.setpgrp()  # with processes that it starts
     os.chdir(folder)
     with open(log(folder), "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     clock, begin = time.time, time.time()
     time.time = lambda: clock() + jump[0] * (clock() - begin > jump[1])
-    from experiments.__main__ import main
-
-    sys.exit(main(words))
+    sys.argv = ["experiments", *words]
+    runpy.run_module("experiments", run_name="__main__")
 
 
 def log(folder: Path) -> Path:
@@ -75,7 +75,7 @@ def fresh(folder: Path) -> Path:
     return folder
 
 
-def start(folder: Path, words: Sequence[str] = RUN, runs: Path = Path("runs"), jump=(0, 0)) -> Any:
+def start(folder: Path, words: Sequence[str] = RUN, runs: Any = "runs", jump: Any = (0, 0)) -> Any:
     """Starts a command line in a folder."""
     process = CHILDREN.Process(target=command, args=([*words, "--runs", str(runs)], folder, jump))
     process.start()
@@ -89,14 +89,14 @@ def stop(process: Any) -> None:
     process.join()
 
 
-def trouble(folder: Path, process: Any, statuses: Sequence[int] = (0,)) -> str:
-    """Returns what is wrong with the end of a run, which it waits for."""
+def trouble(folder: Path, process: Any, statuses: Sequence[int] = (0,), words: Any = ("",)) -> str:
+    """Waits for a run; returns what is wrong with its end. Errors must have one of the words."""
     process.join(WAIT)
     output, status = log(folder).read_text(errors="replace"), process.exitcode
     stop(process)
-    if "Traceback" in output or status not in statuses:
-        return f"status {status}: {output[-3000:].strip()}"
-    return ""
+    right = not status or any(each in output for each in words)
+    right = right and status in statuses and "Traceback" not in output
+    return "" if right else f"status {status}: {output[-3000:]}"
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -105,21 +105,18 @@ def results(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def difference(folder: Path, expected: dict[str, bytes]) -> str:
-    """Returns what differs from the results of the undisturbed run."""
-    actual = results(folder)
+def finish(
+    folder: Path, expected: dict[str, bytes], words: Sequence[str] = RUN, ends: Any = (), **how: Any
+) -> str:
+    """Resumes a run to its end; returns what differs. `ends` are those of `trouble`."""
+    wrong, actual = trouble(folder, process := start(folder, words, **how), *ends), results(folder)
     differing = [each for each in expected | actual if expected.get(each) != actual.get(each)]
-    return f"differing: {', '.join(differing)}" if differing else ""
-
-
-def finish(folder: Path, expected: dict[str, bytes], *words: Any, **options: Any) -> str:
-    """Resumes a run to its end, and compares."""
-    return trouble(folder, start(folder, *words, **options)) or difference(folder, expected)
+    return wrong or ("" if process.exitcode else ", ".join(differing))
 
 
 def undisturbed(place: Path, words: Sequence[str] = RUN) -> tuple[dict[str, bytes], float]:
     """Returns the results and the seconds of a run without faults that compiles nothing."""
-    folder = place / f"undisturbed-{'sweep' if words is SWEEP else 'run'}"
+    folder = place / f"undisturbed-{len(words)}"
     seconds = folder.with_suffix(".seconds")
     for _ in range(0 if seconds.exists() else 2):
         begin, process = time.monotonic(), start(fresh(folder), words)
@@ -129,14 +126,22 @@ def undisturbed(place: Path, words: Sequence[str] = RUN) -> tuple[dict[str, byte
     return results(folder), float(seconds.read_text())
 
 
+def cut(folder: Path, rng: Any, seconds: float, **how: Any) -> Path:
+    """Starts a run, and kills it at a random moment."""
+    process = start(fresh(folder), **how)
+    process.join(rng.uniform(0, seconds))
+    stop(process)
+    return folder
+
+
 def struck(
-    place: Path, rng: Any, count: int, strike: Callable[[Path, Any], str], words=RUN
+    place: Path, rng: Any, count: int, strike: Callable[..., str], words: Any = RUN
 ) -> Outcomes:
     """Strikes at random moments of a run, up to six times before it may finish."""
     expected, seconds = undisturbed(place, words)
     while count > 0:
         folder, outcomes, processes = fresh(place / "struck"), [], []
-        for _ in range(min(count, rng.integers(1, 7))):
+        while len(outcomes) < min(count, 6):
             processes.append(process := start(folder, words))
             process.join(rng.uniform(0, seconds))
             if process.exitcode is not None:
@@ -160,16 +165,14 @@ def sigterm(place: Path, rng: Any, count: int) -> Outcomes:
     def strike(folder: Path, process: Any) -> str:
         log(folder).write_text("")
         process.terminate()
-        # It ends at once if it has not begun, and may have finished.
-        wrong = trouble(folder, process, (130, 0, -signal.SIGTERM))
-        silent = process.exitcode == 130 and "To go on, run:" not in log(folder).read_text()
-        return "silent" if silent else wrong
+        wrong = trouble(folder, process, (130, 0), ("To go on, run:",))
+        return "" if process.exitcode == -signal.SIGTERM else wrong  # it had not begun
 
     return struck(place, rng, count, strike)
 
 
 def sweep(place: Path, rng: Any, count: int) -> Outcomes:
-    """SIGKILL of one process of a run in several: the first one, or a worker, which it survives."""
+    """SIGKILL of the first process of several, or of a worker, without which the first goes on."""
 
     def strike(folder: Path, process: Any) -> str:
         family = [process.pid]
@@ -183,22 +186,13 @@ def sweep(place: Path, rng: Any, count: int) -> Outcomes:
     return struck(place, rng, count, strike, SWEEP)
 
 
-def cut(folder: Path, rng: Any, seconds: float, **options: Any) -> Path:
-    """Starts a run, and kills it at a random moment."""
-    process = start(fresh(folder), **options)
-    process.join(rng.uniform(0, seconds))
-    stop(process)
-    return folder
-
-
 def move(place: Path, rng: Any, count: int) -> Outcomes:
     """Another name of the folder of a killed run, given by a relative or an absolute path."""
     expected, seconds = undisturbed(place)
     for number in range(count):
         folders = place / "before", fresh(place / "after")
-        before, after = (each / "runs" if number % 2 else Path("runs") for each in folders)
-        cut(folders[0], rng, seconds, runs=before)
-        folders[0].replace(folders[1])
+        before, after = (each / "runs" if number % 2 else "runs" for each in folders)
+        cut(folders[0], rng, seconds, runs=before).replace(folders[1])
         yield finish(folders[1], expected, runs=after)
 
 
@@ -215,14 +209,13 @@ def clock(place: Path, rng: Any, count: int) -> Outcomes:
 
 def writers(place: Path, rng: Any, count: int) -> Outcomes:
     """Two or four processes at once: each finishes, or says that others are at work."""
-    expected, _ = undisturbed(place)
+    expected, _ = undisturbed(place, TWO)
     for number in range(count):
         folder = fresh(place / "writers")
-        processes = [start(folder) for _ in range(2 + number % 2 * 2)]
-        wrong = "".join([trouble(folder, process, (0, 1)) for process in processes])
-        errors = [each for each in log(folder).read_text().splitlines() if "error:" in each]
-        wrong += "".join(each for each in errors if "in progress in other processes" not in each)
-        yield wrong or finish(folder, expected)
+        processes = [start(folder, TWO) for _ in range(2 + number % 2 * 2)]
+        said = (0, 1), ("in progress in other processes",)
+        wrong = "".join([trouble(folder, process, *said) for process in processes])
+        yield wrong or finish(folder, expected, TWO)
 
 
 def disk(place: Path, rng: Any, count: int) -> Outcomes:
@@ -233,9 +226,7 @@ def disk(place: Path, rng: Any, count: int) -> Outcomes:
         mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o"]
         subprocess.run([*mount, f"size={size}k"], check=True)
         try:
-            wrong = trouble(folder, process := start(folder), (0, 1))
-            if process.exitcode and "No space left on device" not in log(folder).read_text():
-                wrong = log(folder).read_text()
+            wrong = trouble(folder, start(folder), (0, 1), ("No space left on device",))
             subprocess.run([*mount, "remount,size=1g"], check=True)
             yield wrong or finish(folder, expected)
         finally:
@@ -243,11 +234,15 @@ def disk(place: Path, rng: Any, count: int) -> Outcomes:
 
 
 def damage(place: Path, rng: Any, count: int) -> Outcomes:
-    """A file lost, cut off, or with a bit flipped or some bytes cut out, of any run."""
+    """A file lost, cut off, with a flipped bit or without some bytes, of any run."""
     expected, seconds = undisturbed(place)
     for number in range(count):
         half = place / "half" if number % 8 else cut(place / "half", rng, seconds)
-        source = half if number % 4 == 0 and any(half.rglob("*.*")) else place / "undisturbed-run"
+        source = (
+            half
+            if number % 4 == 0 and any(half.rglob("*.*"))
+            else place / f"undisturbed-{len(RUN)}"
+        )
         shutil.copytree(source, folder := fresh(place / "damage"), dirs_exist_ok=True)
         path = rng.choice([each for each in sorted(folder.rglob("*")) if each.is_file()])
         data, kind = bytearray(path.read_bytes() or b" "), rng.integers(4)
@@ -256,22 +251,16 @@ def damage(place: Path, rng: Any, count: int) -> Outcomes:
             data[first] ^= 1 << rng.integers(8)
         else:
             del data[first : last if kind == 1 else None]
-        path.write_bytes(data)
-        if kind == 3:
-            path.unlink()
-        wrong = trouble(folder, process := start(folder), (0, 1))
-        name, output = path.relative_to(folder), log(folder).read_text()
+        path.unlink() if kind == 3 else path.write_bytes(data)
+        name = path.relative_to(folder)
         places = [str(each) for each in (name, *name.parents) if len(each.parts) > 2]
-        named = process.exitcode == 0 or any(each in output for each in places)
-        wrong = wrong or (difference(folder, expected) if process.exitcode == 0 else "")
-        wrong = wrong or ("" if named else output)
-        yield wrong and f"{name}, damage {kind} at {first} to {last}: {wrong}"
+        wrong = finish(folder, expected, ends=((0, 1), places))
+        yield wrong and f"{name}, {kind} at {first} to {last}: {wrong}"
 
 
 def state(step: int) -> dict[str, np.ndarray]:
     """Returns arrays that depend on the step."""
-    draw = np.random.default_rng(step)
-    return {"x": draw.normal(size=(200, 300)), "step": np.array(step)}
+    return {"x": np.random.default_rng(step).normal(size=(200, 300)), "step": np.array(step)}
 
 
 def save(folder: Path, complete: Any) -> None:
@@ -295,16 +284,11 @@ def checkpoint(place: Path, rng: Any, count: int) -> Outcomes:
         process.join(rng.uniform(0, 1))
         process.kill()
         process.join()
-        with warnings.catch_warnings(record=True) as caught:
-            with Checkpoints(folder, config={}) as checkpoints:
-                step, tree = checkpoints.restore(state(0)) or (0, state(0))
+        with warnings.catch_warnings(record=True) as caught, Checkpoints(folder, config={}) as run:
+            step, tree = run.restore(state(0)) or (0, state(0))
         same = all(tree[name].tobytes() == each.tobytes() for name, each in state(step).items())
         lost, complete.value = complete.value - step, step
-        wrong = lost > 0 or not same or caught
-        yield f"step {step}, lost {lost}, same {same}, {caught}" if wrong else ""
-
-
-PIECES = [*",;\t|\"'\\{}[]:\r\0\ufeff\u0301\u200b\u2028é那😀", "\r\n", "1e999", "nan", "null", "-1"]
+        yield "" if lost <= 0 and same and not caught else f"{step=} {lost=} {same=} {caught=}"
 
 
 def written(draw: random.Random) -> str:
@@ -315,7 +299,7 @@ def written(draw: random.Random) -> str:
 
 def table(draw: random.Random, rows: int) -> tuple[str, bytes]:
     """Returns the ending and the content of a file of rows, perhaps garbled."""
-    names, ending = ["sentence", "label"], draw.choice(["csv", "tsv", "jsonl", "json"])
+    names, ending = ["sentence", "label"], draw.choice(["csv", "tsv", "jsonl", "json.gz"])
     cells = [[written(draw), draw.choice(["0", "1", "a", written(draw)])] for _ in range(rows)]
     content, separator = io.StringIO(), draw.choice(",\t;|")
     if "json" in ending:
@@ -330,31 +314,25 @@ def table(draw: random.Random, rows: int) -> tuple[str, bytes]:
     )
     for _ in range(draw.randrange(4)):
         data[draw.randrange(len(data))] = draw.randrange(256)
-    return (ending, data) if draw.random() < 0.9 else (f"{ending}.gz", gzip.compress(data)[:9999])
+    return ending, gzip.compress(data)[: draw.randrange(10_000)] if ".gz" in ending else bytes(data)
 
 
-def refused(call: Callable[..., Any], *arguments: Any) -> str:
-    """Returns an error that is not documented, or that a call takes a minute."""
-
-    def hang(*_: Any) -> None:
-        raise RuntimeError("it hangs")
-
-    signal.signal(signal.SIGALRM, hang)
+def undocumented(call: Callable[..., Any], *arguments: Any) -> str:
+    """Returns an error that is no ValueError, TypeError or OSError; SIGALRM ends a hang."""
     signal.alarm(60)
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stderr(io.StringIO()):
             call(*arguments)
-    except (ValueError, TypeError, OSError) as error:
-        return "" if str(error) else f"{error!r} of {arguments}"
-    except BaseException as error:
-        return f"{error!r} of {arguments}"
+    except Exception as error:
+        if not isinstance(error, (ValueError, TypeError, OSError)) or not str(error):
+            return f"{error!r} of {arguments}"
     finally:
         signal.alarm(0)
     return ""
 
 
 def fuzz(place: Path, rng: Any, count: int) -> Outcomes:
-    """Random rows in files, texts for tokenizers and a model, and flags: documented errors only."""
+    """Random rows in files, texts for a tokenizer and a model, and flags."""
     import jax
 
     from experiments import __main__ as commands
@@ -388,48 +366,44 @@ def fuzz(place: Path, rng: Any, count: int) -> Outcomes:
     with mock.patch.object(Robustness, "run", resolved):
         for number in range(-(-count // size)):
             if number % 10 < 8:
-                outcome = refused((read, read_raw)[number % 4 == 0], *table(draw, size))
+                outcome = undocumented((read, read_raw)[number % 4 == 0], *table(draw, size))
             else:
                 last = draw.choice(["a", "a", "", "\ud800"])
                 call = {8: encode, 9: classifier.predict, 18: encode, 19: parse}[number % 20]
-                outcome = refused(call, [f"{written(draw)}{last}" for _ in range(size)])
+                outcome = undocumented(call, [f"{written(draw)}{last}" for _ in range(size)])
             yield from [outcome] * size
 
 
-CASES = {
+COUNTS = {
     kill: 200, sweep: 100, checkpoint: 200, writers: 20, disk: 10, sigterm: 50, move: 20, clock: 20,
     damage: 300, fuzz: 100_000,
 }  # fmt: skip
+CASES = {case.__name__: case for case in COUNTS}
 
 
 def main() -> None:
-    """Runs the cases of the command line, and prints or appends their rows."""
+    """Runs cases and appends their rows to a file."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    cases = {case.__name__: case for case in CASES}
-    parser.add_argument("case", nargs="*", choices=[[], *cases], default=[])
-    parser.add_argument("--count", type=int, help="trials of each case")
+    parser.add_argument("case", nargs="*", help=", ".join(CASES))
+    parser.add_argument("--count", type=int, help="number of trials of each case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("faults.csv"))
     flags = parser.parse_args()
-    done = flags.out.read_text().splitlines() if flags.out.exists() else []
-    with tempfile.TemporaryDirectory() as place, flags.out.open("a") as file:
+    header = "case,trials,survived,worst,seconds"
+    done = flags.out.read_text() if flags.out.exists() else header
+    with tempfile.TemporaryDirectory() as place, flags.out.open("w") as file:
+        print(done.strip(), file=file, flush=True)
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{place}/compiled")
-        rows = csv.writer(file, lineterminator="\n")
-        if not done:
-            rows.writerow(["case", "trials", "survived", "worst", "seconds"])
-        for name in flags.case or cases:
-            if any(line.startswith(f"{name},") for line in done):
+        for name in flags.case or CASES:
+            if f"\n{name}," in done:
                 continue
-            begin, rng = time.monotonic(), np.random.default_rng(flags.seed)
-            outcomes = []
-            for outcome in cases[name](Path(place), rng, flags.count or CASES[cases[name]]):
-                outcomes.append(outcome)
-                if outcome:
-                    print(f"{name}: {outcome}", file=sys.stderr, flush=True)
-            worst = " ".join(max(outcomes, key=len)[-200:].split()) or "same results"
-            survived, seconds = outcomes.count(""), round(time.monotonic() - begin)
-            rows.writerow([name, len(outcomes), survived, worst, seconds])
-            file.flush()
+            begin, rng, outcomes = time.monotonic(), np.random.default_rng(flags.seed), []
+            for each in CASES[name](Path(place), rng, flags.count or COUNTS[CASES[name]]):
+                outcomes.append(each)
+                print(f"{name} {len(outcomes)} {each}", file=sys.stderr, flush=True)
+            worst = " ".join(max(outcomes, key=len)[-200:].split()).replace(",", ";")
+            row = name, len(outcomes), outcomes.count(""), worst or "same results"
+            print(*row, round(time.monotonic() - begin), sep=",", file=file, flush=True)
 
 
 if __name__ == "__main__":
