@@ -38,7 +38,7 @@ FLAGS = (
 )
 RUN = tuple(FLAGS.split())
 TWO = (*RUN, "--model", "tinybert", "tinybert-mean")
-SWEEP = (*TWO, "--budget", "laptop")  # in two processes
+SWEEP = (*TWO, "--launcher", "submitit", "--workers", "2")
 PIECES = [*",;\t|\"'\\{}[]:\r\0\ufeff\u0301\u200b\u2028é那😀", "\r\n", "1e999", "nan", "null", "-1"]
 CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload(["experiments.robertha.suites", "matplotlib.pyplot", "tyro"])
