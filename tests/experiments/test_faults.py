@@ -7,11 +7,12 @@ import pytest
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("faults")
+    with pytest.MonkeyPatch.context() as patch:  # for runs, which start like this process
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield tmp_path_factory.mktemp("faults")
 
 
-@pytest.mark.parametrize(
-    ("case", "count"), [("kill", 2), ("damage", 2), ("checkpoint", 3), ("fuzz", 2000)]
-)
-def test_a_fault_changes_no_result(case, count, place):
-    assert not {*faults.CASES[case][0](place, np.random.default_rng(0), count)} - {""}
+@pytest.mark.parametrize("case", ["kill", "damage", "checkpoint", "fuzz"])
+def test_a_fault_changes_no_result(case, place):
+    run, _ = faults.CASES[case]
+    assert {*run(place, np.random.default_rng(0), 2000 if case == "fuzz" else 2)} == {""}
