@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import io
+import logging
 import os
 import re
 import shlex
@@ -204,7 +205,15 @@ def is_expected(error: Exception) -> bool:
     return expected and not isinstance(error, BrokenPipeError)
 
 
+def quiet(unraisable: Any) -> None:
+    """Drops what threads say about the write of a checkpoint that failed, which Orbax raises."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
+
+
 if __name__ == "__main__":
+    sys.unraisablehook = quiet
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the same, of tasks
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal

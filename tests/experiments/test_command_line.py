@@ -1,6 +1,7 @@
 """The command line, and flags: budgets fill what is left out, values are checked once."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import tyro
@@ -83,6 +84,11 @@ def test_a_bug_and_debugging_keep_the_traceback(stubs, monkeypatch):
         monkeypatch.setenv("HOPFAX_DEBUG", debug)
         with pytest.raises((RuntimeError, ValueError), match=r"odd|beta is -1"):
             command_line.main(["stub", "--task", task], stubs)
+
+
+def test_threads_of_a_write_that_failed_are_silent(monkeypatch):
+    monkeypatch.setattr(sys, "__unraisablehook__", pytest.fail)
+    command_line.quiet(SimpleNamespace(exc_value="Event loop is closed"))
 
 
 def test_a_missing_extra_is_named(stubs, capsys, monkeypatch):
