@@ -14,7 +14,6 @@ import importlib
 import importlib.util
 import inspect
 import io
-import logging
 import os
 import re
 import shlex
@@ -213,7 +212,6 @@ def quiet(unraisable: Any) -> None:
 
 if __name__ == "__main__":
     sys.unraisablehook = quiet
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # the same, of tasks
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal

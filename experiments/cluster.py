@@ -1,9 +1,8 @@
 """Workers: processes that measure jobs of a run, on this machine or on a cluster.
 
-`runner.fill` coordinates. It submits units: a cell with all of its jobs, or a job without a cell. A
-worker is a new process that gets the configuration, makes the same list of jobs, measures those of
-its units and leaves their tables in a folder of the run that both see. Only the coordinator writes
-results.csv and the page.
+`runner.fill` submits units: a cell with all of its jobs, or a job without a cell. A worker, a new
+process, makes the same list of jobs from the configuration, measures those of its units and leaves
+their tables in a folder that both see. Only `runner.fill` writes results.csv and the page.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ assigned: Request | None = None  # in a worker
 class Workers:
     """The workers of a run, and what they have measured so far.
 
-    Each of `turns` lists the units of one worker, of which `count` run at a time. With `own`, the
-    coordinator measures too, and repeats what failed. `folder` is for what workers leave, and their
-    logs; it is removed at the end, unless jobs failed.
+    Each of `turns` lists the units of one of `count` workers at a time. With `own`, the coordinator
+    measures too. `folder`, for results and logs, is removed at the end unless jobs failed.
     """
 
     def __init__(
@@ -205,8 +203,7 @@ def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
         hours, share = known.get(name, (float(np.median(alike or [nan])), 0.0))
         state = "complete" if (root / name).exists() else f"{share:8.0%}" if share else "missing"
         left += hours * (1 - share) if state != "complete" else 0
-        about = " " if state == "complete" else "≈"
-        lines.append(f"{state:>8}  {name:16}  {about}{hours:6.2f} h  {title}")
+        lines.append(f"{state:>8}  {name:16} {'≈ '[state == 'complete']}{hours:6.2f} h  {title}")
     done = sum(line.startswith("complete") for line in lines)
     total = f"≈ {left:.1f} h left, ≈ {left / workers:.1f} h with {workers} workers"
     return "\n".join([*lines, f"{done} of {len(lines)} complete; {total}"]).replace("nan", "?")
@@ -216,8 +213,7 @@ def trained(root: Path, name: str) -> tuple[float, float] | None:
     """Returns the hours that a cell's whole training takes, and its share done; None if unknown."""
     folder = root / name if (root / name).exists() else root / f"{name}.partial"
     with contextlib.suppress(OSError, ValueError, LookupError):
-        text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-        records = [json.loads(line) for line in text.splitlines()]
+        records = [*map(json.loads, (folder / "metrics.jsonl").read_bytes().splitlines())]
         gaps = np.diff([each["time"] for each in records])
         gaps[gaps > 100 * np.median(gaps)] = np.median(gaps)  # interruptions
         hours = float(gaps.sum()) / 3600
@@ -267,18 +263,16 @@ def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Pa
 
 def with_ray(ray: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
     """Returns what submits to the cluster at the option `address`, or to one on this machine."""
-    start: dict[str, Any] = {"address": options.pop("address", None)}
-    if address := start["address"]:
+    if address := options.pop("address", None):
         host, _, port = str(address).rpartition("/")[2].rpartition(":")
         try:  # Ray itself waits for many minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
             raise OSError(f"no Ray cluster answers at address={address}: {error}") from None
-    else:
-        start = {"num_cpus": count, "include_dashboard": False}
+    own = {} if address else {"num_cpus": count, "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # its children use no jax
-        ray.init(**start, log_to_driver=False, logging_level="error")
+        ray.init(address, **own, log_to_driver=False, logging_level="error")
     try:
         remote = ray.remote(subprocess.run).options(max_retries=0, **options)
     except (TypeError, ValueError) as error:
@@ -352,10 +346,8 @@ def work(jobs: Sequence[Job], root: Path) -> None:
 
 
 def leave(request: Request, name: str, **result: Any) -> None:
-    """Stores what the coordinator collects of a unit: `tables` by the job's number, or `error`."""
-    write_whole(
-        Path(request.folder) / f"{name}.result", json.dumps(result, default=np.ndarray.item)
-    )
+    """Stores what `Workers.collect` takes: `tables` by the job's number, or `error`."""
+    write_whole(Path(request.folder, f"{name}.result"), json.dumps(result, default=np.generic.item))
 
 
 def pack(rows: Rows) -> dict[str, tuple[str, list[Any]]]:

@@ -30,9 +30,8 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     """Creates or finds the folder of this configuration and records its provenance.
 
     The field `runs` of the configuration, a dataclass or a mapping, is the folder of all runs, and
-    not part of the ID; nor are `cluster` and `hosts`, which change no result. `plan` is what the
-    configuration resolves to, for pages, and part of the ID; its `cells` are those that the run
-    needs. Returns `runs/experiment/ID`.
+    not part of the ID; nor are `cluster` and `hosts`. `plan` is what the configuration resolves to,
+    for pages, and part of the ID; its `cells` are those needed. Returns `runs/experiment/ID`.
     """
     interrupt.check()
     settings = plain(config)

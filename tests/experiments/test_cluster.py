@@ -29,7 +29,7 @@ def job(number, cell="", fails=False):
             raise FloatingPointError("the loss is not finite")
         return {"results": [{"model": f"m{number}", "metric": "score", "score": float(number)}]}
 
-    return runner.Job(f"model {number}", measure, cell)
+    return runner.Job(f"Task, model {number}", measure, cell)
 
 
 def ended(status=0):
@@ -78,7 +78,7 @@ def test_workers_measure_each_unit_once_and_the_coordinator_writes(monkeypatch, 
 def test_the_rest_goes_on_after_a_failure_and_the_end_names_it(monkeypatch, tmp_path):
     jobs = [job(0, "a"), job(1, "b", fails=True), job(2, "c")]
     in_process(jobs, monkeypatch, tmp_path)
-    with pytest.raises(ChildProcessError, match=r"1 of 3 jobs failed:\n  model 1: the loss"):
+    with pytest.raises(ChildProcessError, match=r"1 of 3 jobs failed:\n  Task, model 1: the loss"):
         fill(tmp_path, jobs)
     (results,) = tmp_path.glob("theory/*/results.csv")
     assert results.read_text().count("\n") == 3 and "m1" not in results.read_text()
@@ -166,10 +166,12 @@ def test_real_workers_say_what_they_lack(launcher, tmp_path):
     assert "nowhere" in workers.failed[0] and (folder / "job-0.log").exists()
 
 
-def test_tables_return_from_workers_as_they_were():
-    rows = [{"n": 1, "x": np.float32(0.1), "y": None}, {"n": 2, "x": np.float32(np.nan), "y": "a"}]
+def test_tables_return_from_workers_as_they_were(tmp_path):
+    rows = [{"n": n, "x": np.float32(x), "y": y} for n, x, y in ((1, 0.1, np.int8(3)), (2, 1, "a"))]
     for table in (rows, pd.DataFrame(rows).astype({"x": "float32"})):
-        again = cluster.unpack(json.loads(json.dumps(cluster.pack(table), default=np.generic.item)))
+        cluster.leave(request(tmp_path), "a", tables={0: {"results": cluster.pack(table)}})
+        stored = json.loads((tmp_path / "a.result").read_bytes())["tables"]["0"]["results"]
+        again = cluster.unpack(stored)
         pd.testing.assert_frame_equal(again, pd.DataFrame(table))
 
 
@@ -222,7 +224,7 @@ def test_the_plan_estimates_hours_from_trained_models(tmp_path):
         text = "".join(json.dumps(each) + "\n" for each in records)
         (tmp_path / name / "metrics.jsonl").write_text(text)
     lines = cluster.plan([job(number, name) for number, name in enumerate(names)], tmp_path, 2)
-    rows = [line.split()[:2] + line.split()[-4:-3] for line in lines.splitlines()]
+    rows = [line.split()[:2] + line.split()[-5:-4] for line in lines.splitlines()]
     assert rows[:3] == [["complete", "a", "1.00"], ["50%", "b", "1.00"], ["missing", "c", "1.00"]]
     assert lines.endswith("1 of 3 complete; ≈ 1.5 h left, ≈ 0.8 h with 2 workers")
     with pytest.raises(SystemExit):
