@@ -89,24 +89,29 @@ def trouble(folder, process, statuses=(0,), named=("",)):
 
 
 def results(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.[cn][sp][vz]")}
+    """Returns tables and the arrays of predictions, by path."""
+    arrays = lambda x: {name: each.tobytes() for name, each in np.load(x).items()}  # noqa: E731
+    read, paths = {".csv": io.BytesIO.read, ".npz": arrays}, folder.rglob("*.[cn][sp][vz]")
+    return {str(p.relative_to(folder)): read[p.suffix](io.BytesIO(p.read_bytes())) for p in paths}
 
 
-def finish(folder, expected, words=RUN, ends=(), **how):
+def finish(folder, whole, words=RUN, ends=(), **how):
     """Resumes a run to its end; returns what differs. `ends` are allowed ones, see `trouble`."""
-    wrong, actual = trouble(folder, process := start(folder, words, **how), *ends), results(folder)
+    wrong = trouble(folder, process := start(folder, words, **how), *ends)
     stop(process)
-    differing = [each for each in expected | actual if expected.get(each) != actual.get(each)]
-    return wrong or ("" if process.exitcode else ", ".join(differing))
+    if wrong or process.exitcode:
+        return wrong
+    expected, actual = results(whole), results(folder)
+    return ", ".join(p for p in expected | actual if expected.get(p) != actual.get(p))
 
 
 @functools.cache
 def undisturbed(place, words=RUN):
-    """Returns the results and the seconds of a run without faults that compiles nothing."""
+    """Returns the folder and the seconds of a run without faults that compiles nothing."""
     for _ in range(2):
         folder, begin = fresh(place / f"undisturbed-{len(words)}"), time.monotonic()
         assert not (wrong := trouble(folder, start(folder, words))), wrong
-    return results(folder), time.monotonic() - begin
+    return folder, time.monotonic() - begin
 
 
 def cut(folder, rng, seconds, **how):
@@ -118,7 +123,7 @@ def cut(folder, rng, seconds, **how):
 
 def kill(place, rng, count, words=RUN, by=signal.SIGKILL):
     """A signal to a run or one of its workers, at up to six moments before it may finish."""
-    expected, seconds = undisturbed(place, words)
+    whole, seconds = undisturbed(place, words)
     while count > 0:
         folder, outcomes, processes = fresh(place / "killed"), [], []
         while len(outcomes) < min(count, 6):
@@ -134,7 +139,7 @@ def kill(place, rng, count, words=RUN, by=signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(rng.choice(family)), by)
             outcomes.append(trouble(folder, process, (0, 130, -by), ["To go on, run:"]))
-        end = finish(folder, expected, words)
+        end = finish(folder, whole, words)
         for process in processes:
             stop(process)
         yield from (each or end for each in outcomes)
@@ -143,38 +148,38 @@ def kill(place, rng, count, words=RUN, by=signal.SIGKILL):
 
 def move(place, rng, count):
     """Another name of the folder of a killed run, given by a relative or an absolute path."""
-    expected, seconds = undisturbed(place)
+    whole, seconds = undisturbed(place)
     for number in range(count):
         folders = place / "before", fresh(place / "after")
         before, after = (each / "runs" if number % 2 else "runs" for each in folders)
         cut(folders[0], rng, seconds, runs=before).replace(folders[1])
-        yield finish(folders[1], expected, runs=after)
+        yield finish(folders[1], whole, runs=after)
 
 
 def clock(place, rng, count):
     """A clock that has jumped since a run was killed, and jumps back while it is resumed."""
-    expected, seconds = undisturbed(place)
+    whole, seconds = undisturbed(place)
     for _ in range(count):
         folder = cut(place / "clock", rng, seconds)
         jump = rng.choice([-1, 1]) * 10 ** rng.uniform(1, 8)  # a year has 3e7 seconds
         for path in folder.rglob("*"):
             os.utime(path, (path.stat().st_mtime + jump,) * 2)
-        yield finish(folder, expected, jump=(jump, rng.uniform(0, seconds)))
+        yield finish(folder, whole, jump=(jump, rng.uniform(0, seconds)))
 
 
 def writers(place, rng, count):
     """Two or four processes at once: each finishes, or says that others are at work."""
-    expected, _ = undisturbed(place, TWO)
+    whole, _ = undisturbed(place, TWO)
     for number in range(count):
         folder, ends = fresh(place / "writers"), ((0, 1), ["in progress in other processes"])
         processes = [start(folder, TWO) for _ in range(2 + number % 2 * 2)]
         wrong = "".join([trouble(folder, process, *ends) for process in processes])
-        yield wrong or finish(folder, expected, TWO)
+        yield wrong or finish(folder, whole, TWO)
 
 
 def disk(place, rng, count):
     """A full disk, a tmpfs of some KiB, which root can mount; then there is space."""
-    expected, _ = undisturbed(place)
+    whole, _ = undisturbed(place)
     for size in np.linspace(40, 1000, count).astype(int):
         folder = fresh(place / "disk")
         mount = ["mount", "-t", "tmpfs", "tmpfs", str(folder), "-o"]
@@ -182,19 +187,17 @@ def disk(place, rng, count):
         try:
             wrong = trouble(folder, start(folder), (0, 1), ["No space left on device"])
             subprocess.run([*mount, "remount,size=1g"], check=True)
-            yield wrong or finish(folder, expected)
+            yield wrong or finish(folder, whole)
         finally:
             subprocess.run(["umount", str(folder)], check=True)
 
 
 def damage(place, rng, count):
     """A file lost, cut off, with a flipped bit or without some bytes, of any run."""
-    expected, seconds = undisturbed(place)
+    whole, seconds = undisturbed(place)
     for number in range(count):
-        source = place / f"undisturbed-{len(RUN)}"
         half = place / "half" if number % 8 else cut(place / "half", rng, seconds)
-        if number % 4 == 0 and any(half.rglob("*.*")):
-            source = half
+        source = half if number % 4 == 0 and any(half.rglob("*.*")) else whole
         shutil.copytree(source, folder := fresh(place / "damage"), dirs_exist_ok=True)
         path = rng.choice([each for each in sorted(folder.rglob("*")) if each.is_file()])
         data, kind = path.read_bytes() or b" ", rng.integers(4)
@@ -203,7 +206,7 @@ def damage(place, rng, count):
         path.unlink() if kind == 3 else path.write_bytes(data[:first] + rest[kind])
         name = path.relative_to(folder)
         places = [str(each) for each in (name, *name.parents) if len(each.parts) > 2]
-        wrong = finish(folder, expected, ends=((0, 1), places))
+        wrong = finish(folder, whole, ends=((0, 1), places))
         yield wrong and f"{name}, {kind} at {first} to {last}: {wrong}"
 
 
