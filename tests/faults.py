@@ -89,7 +89,6 @@ def trouble(folder, process, statuses=(0,), named=("",)):
 
 
 def results(folder):
-    """Returns tables and the arrays of predictions, by path."""
     arrays = lambda x: {name: each.tobytes() for name, each in np.load(x).items()}  # noqa: E731
     read, paths = {".csv": io.BytesIO.read, ".npz": arrays}, folder.rglob("*.[cn][sp][vz]")
     return {str(p.relative_to(folder)): read[p.suffix](io.BytesIO(p.read_bytes())) for p in paths}
@@ -107,8 +106,7 @@ def finish(folder, whole, words=RUN, ends=(), **how):
 
 @functools.cache
 def undisturbed(place, words=RUN):
-    """Returns the folder and the seconds of a run without faults that compiles nothing."""
-    for _ in range(2):
+    for _ in range(2):  # the second compiles nothing
         folder, begin = fresh(place / f"undisturbed-{len(words)}"), time.monotonic()
         assert not (wrong := trouble(folder, start(folder, words))), wrong
     return folder, time.monotonic() - begin
@@ -296,10 +294,9 @@ def fuzz(place, rng, count):
         try:
             with warnings.catch_warnings(action="ignore"), mock.patch("sys.stderr", io.StringIO()):
                 calls[number % len(calls)](texts)
-        except (ValueError, OSError) as error:
-            outcome = "" if str(error) else repr(error)
         except Exception as error:
-            outcome = f"{error!r} of {texts}"
+            documented = isinstance(error, (ValueError, OSError)) and str(error)
+            outcome = "" if documented else f"{error!r} of {texts}"
         yield from [outcome] * size
     signal.alarm(0)
 

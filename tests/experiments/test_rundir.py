@@ -46,7 +46,9 @@ def test_config_json_holds_settings_plan_and_one_entry_per_origin(tmp_path, monk
     assert [each["commit"] for each in document["provenance"]] == [origin["commit"], "0" * 40]
 
 
-@pytest.mark.parametrize("damage", [b"{", b"\xff", b'{"experiment": "robustness"}'])
+@pytest.mark.parametrize(
+    "damage", [b"\xff", b"{}", b'{"experiment": "a", "config": {}, "provenance": [{}]}']
+)
 def test_a_damaged_config_json_is_named_and_written_again(tmp_path, damage):
     path = rundir.open_run("robustness", Config(runs=tmp_path)) / "config.json"
     before = rundir.read_config(path.parent)
