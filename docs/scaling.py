@@ -127,12 +127,12 @@ def main() -> None:
         lines["task"].append(shown)
     curves = table[table.what == "step"].groupby("model", sort=False)["median"]
     lines["model"] = [(f"`{model}`", *curve) for model, curve in curves]
-    for name in ("1 core", "2 cores", "1 GPU", "8 GPUs", "64 GPUs", "64 GPUs, one seed each"):
+    for name in ("1 core", "2 cores", "1 GPU", "8 GPUs", "64 GPUs", "60 GPUs, one seed each"):
         every, shares = (flops, SHARES) if "GPU" in name else (times, [1 / PEAK] * 2)
         parts = 5 if "seed" in name else 1  # of a cell
         each = [every[key] / parts for key in product(SPECS, GRID)]
-        ends = [0.0] * int(name.split()[0])
-        for cost in sorted(each * parts, reverse=True):  # the longest that is left
+        ends = [0.0] * (int(name.split()[0]) // parts)  # of each worker
+        for cost in sorted(each, reverse=True):  # the longest that is left
             heapq.heapreplace(ends, ends[0] + cost)
         hours, idle = [max(ends) / PEAK / s / 3600 for s in shares], 1 - np.mean(ends) / max(ends)
         lines["hardware"].append((name, *hours, f"{idle:.0%}"))

@@ -32,12 +32,12 @@ from experiments.rundir import plain, restore, write_whole
 from hopfax.hub import read_json
 from hopfax.train import interrupt
 
-RETRIES = 2  # of a unit whose worker was lost
-IN_USE_SECONDS = 600.0  # that a worker waits for a cell in use by another process
-SAVING_SECONDS = 60.0  # that workers have to save their states when the coordinator stops
-STOP = "stop"  # file that asks workers to stop
+RETRIES = 2  # per unit whose worker was lost
+IN_USE_SECONDS = 600.0  # that a worker waits for a cell that is in use
+SAVING_SECONDS = 60.0  # for workers to save when the coordinator stops
+STOP = "stop"  # workers stop once this file exists
 UNSEEN = 72  # exit status of a worker that does not see the folder of the run
-# Of a worker; its standard input is a request.
+# Starts a worker, which reads a request from standard input.
 PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from experiments import cluster; cluster.main()"
 COMMAND = (sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]))
 
@@ -45,7 +45,7 @@ Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
 
 
 class Job(NamedTuple):
-    """A unit of a run, such as a model to train and test.
+    """One part of a run, such as a model to train and test.
 
     `measure(on_progress)` returns rows by the stem of their CSV file, such as "results".
     `on_progress(share, **shown)` takes the share done, in [0, 1]. A BlockingIOError says that
@@ -58,7 +58,7 @@ class Job(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a worker gets, as JSON."""
+    """Input of a worker, as JSON."""
 
     folder: str  # for results and logs
     directory: str  # for relative paths
@@ -69,7 +69,7 @@ class Request(NamedTuple):
     waits: bool  # for cells in use
 
 
-Submit = Callable[..., Any]  # has a worker call a function; returns a future
+Submit = Callable[..., Any]  # submits a call to a worker; returns a future
 assigned: Request | None = None  # in a worker
 
 
@@ -120,11 +120,11 @@ class Workers:
         return self.unit_of[number] in self.pending
 
     def are_busy(self) -> bool:
-        """Returns whether results may follow."""
+        """Returns whether workers run or wait to start."""
         return bool(self.running or self.waiting)
 
     def add(self, number: int) -> None:
-        """Has workers measure a job's unit, too."""
+        """Queues a job's unit for the workers."""
         self.pending.add(self.unit_of[number])
         self.waiting.append([self.unit_of[number]])
 
@@ -192,21 +192,22 @@ def units(jobs: Sequence[Job]) -> dict[str, list[int]]:
 def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
     """Returns a line for each unit: how far it is, its name, and the hours of its training.
 
-    Hours still to come are estimates (≈), from trained models of the same task.
+    Hours still to come are estimates (≈): of the cell itself, else the median of the same task.
     """
     titles = {name: jobs[numbers[0]].title for name, numbers in units(jobs).items()}
     known = {name: each for name in titles if (each := trained(root, name))}
-    lines, left = [], 0.0
+    lines, left, shown = [], 0.0, lambda hours: f"{hours:.2f}".replace("nan", "?")
     for name, title in titles.items():
         task = title.partition(",")[0]
         alike = [h for each, (h, _) in known.items() if titles[each].startswith(f"{task},")]
         hours, share = known.get(name, (float(np.median(alike or [nan])), 0.0))
         state = "complete" if (root / name).exists() else f"{share:8.0%}" if share else "missing"
         left += hours * (1 - share) if state != "complete" else 0
-        lines.append(f"{state:>8}  {name:16} {'≈ '[state == 'complete']}{hours:6.2f} h  {title}")
+        hint = "≈ "[state == "complete"]
+        lines.append(f"{state:>8}  {name:16} {hint}{shown(hours):>6} h  {title}")
     done = sum(line.startswith("complete") for line in lines)
-    total = f"≈ {left:.1f} h left, ≈ {left / workers:.1f} h with {workers} workers"
-    return "\n".join([*lines, f"{done} of {len(lines)} complete; {total}"]).replace("nan", "?")
+    total = f"≈ {shown(left)} h left, ≈ {shown(left / workers)} h with {workers} workers"
+    return "\n".join([*lines, f"{done} of {len(lines)} complete; {total}"])
 
 
 def trained(root: Path, name: str) -> tuple[float, float] | None:
@@ -222,15 +223,14 @@ def trained(root: Path, name: str) -> tuple[float, float] | None:
         epochs = read_json(next(folder.rglob("config.json")))["epochs"]
         share = max(each["epoch"] for each in records if "validation" in each) / epochs
         return hours / share, share
-    return None
 
 
 def launcher(name: str, options: Sequence[str], count: int, folder: Path) -> Submit:
-    """Returns what submits by a launcher with options KEY=VALUE.
+    """Returns the submit function of a launcher; options are KEY=VALUE.
 
     Raises:
         ValueError: The launcher is not installed, or refuses an option.
-        OSError: A cluster is not there, or does not answer.
+        OSError: The Ray cluster does not answer.
     """
     given: dict[str, Any] = {}
     for each in options:
@@ -250,7 +250,7 @@ def launcher(name: str, options: Sequence[str], count: int, folder: Path) -> Sub
 
 
 def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
-    """Returns what submits to Slurm, or where there is none, to this machine."""
+    """Returns the submit function of submitit: Slurm, or this machine without Slurm."""
     try:
         cluster = options.pop("cluster", None)
         executor = submitit.AutoExecutor(folder=folder / "submitit", cluster=cluster)
@@ -262,7 +262,7 @@ def with_submitit(submitit: Any, options: dict[str, Any], count: int, folder: Pa
 
 
 def with_ray(ray: Any, options: dict[str, Any], count: int, folder: Path) -> Submit:
-    """Returns what submits to the cluster at the option `address`, or to one on this machine."""
+    """Returns the submit function of Ray: the cluster at option address, or one on this machine."""
     if address := options.pop("address", None):
         host, _, port = str(address).rpartition("/")[2].rpartition(":")
         try:  # Ray itself waits for many minutes
@@ -281,7 +281,7 @@ def with_ray(ray: Any, options: dict[str, Any], count: int, folder: Path) -> Sub
 
 
 def main() -> None:
-    """Runs in a worker."""
+    """Runs a worker: reads a request from standard input and measures its units."""
     global assigned
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several may share a GPU
     signal.signal(signal.SIGUSR2, interrupt.request)  # Slurm's, before it ends a job
@@ -315,7 +315,7 @@ def work(jobs: Sequence[Job], root: Path) -> None:
     folder, written = Path(request.folder), dict[int, float]()
     parent, found, in_use = os.getppid(), units(jobs), False
     if unknown := {*request.units} - found.keys():
-        raise ValueError(f"the worker has no {', '.join(unknown)}: its code or files differ")
+        raise ValueError(f"the worker lacks {', '.join(unknown)}: its code or files differ")
 
     def on_progress(number: int, share: float, **_: Any) -> None:
         if time.monotonic() - written.get(number, -inf) > 1:

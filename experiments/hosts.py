@@ -26,14 +26,14 @@ def joined(name: str, config: Any) -> Iterator[None]:
     fits = None not in place and re.fullmatch(r"\S+:\d+", address) and 0 <= index < count
     if place != (None, None, None) and not (flags.distributed and fits):
         raise ValueError(
-            "--distributed, --coordinator HOST:PORT, --num-processes N and --process-index in "
-            f"[0, N) must be set together, got {address}, {count} and {index}"
+            "--coordinator HOST:PORT, --num-processes N and --process-index in [0, N) must be set "
+            f"together and with --distributed, got {address}, {count} and {index}"
         )
     if not flags.distributed:
         yield
         return
     if config.cluster.launcher != "none":
-        raise ValueError(f"--distributed must be set without --launcher {config.cluster.launcher}")
+        raise ValueError("--distributed cannot be combined with --launcher")
     import jax
 
     from hopfax.nn.functional import flatten
@@ -59,6 +59,6 @@ def joined(name: str, config: Any) -> Iterator[None]:
     theirs = first(lambda: ours)
     wrong = [each for each in ours | theirs if ours.get(each) != theirs.get(each)]
     if any_process(bool(wrong)):
-        raise ValueError(f"flags differ from those of process 0: {', '.join(wrong) or 'not here'}")
+        raise ValueError(f"flags differ between processes: {', '.join(wrong) or 'in another one'}")
     with interrupt.hold():  # processes stop together, see `conditions.predictions`
         yield

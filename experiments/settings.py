@@ -155,7 +155,7 @@ class Training:
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the blocks. Parameters, retrieval, softmax and loss stay in float32."""
     devices: Annotated[int | None, optional("INT", "as many as divide the seeds or batches")] = None
-    """Number of local devices."""
+    """Number of devices: local ones, or with --distributed those of all processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,18 +177,18 @@ class Noise:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Workers that measure the run; they share its folder."""
+    """Worker processes that train and test the run's models; they share the folder --runs."""
 
     launcher: Literal["none", "submitit", "ray"] = "none"
-    """What starts the workers: submitit (on Slurm, or this machine) or Ray (a cluster, or this
-    machine). Without one, an idle CPU gets a second process."""
+    """Starts workers: submitit (Slurm, or this machine) or Ray (a cluster, or this machine). none:
+    training on a CPU uses a second process if cores are idle."""
     workers: int = 2
-    """Number of workers at a time, one model each."""
+    """Maximum number of workers at a time, one model each; requires --launcher."""
     launcher_options: Annotated[tuple[str, ...] | None, optional("KEY=VALUE ...", "none")] = None
     """submitit: parameters of its AutoExecutor, such as slurm_partition=gpu gpus_per_node=1
     timeout_min=600. Ray: address=HOST:PORT, and options of a task, such as num_gpus=1."""
     plan: bool = False
-    """Only print the models of the run, which are trained, and estimated hours."""
+    """Print the models of the run, whether each is trained, and estimated hours; then exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +239,10 @@ class Encoders:
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Training of each model by several processes, which run the same command."""
+    """Training of each model by several processes, with the same flags except --process-index."""
 
     distributed: bool = False
-    """Use the devices of all processes of a job: of Slurm, of Open MPI, or of the next flags."""
+    """Train on the devices of all processes: of a Slurm step, or of the next three flags."""
     coordinator: Annotated[str | None, optional("HOST:PORT", "detected")] = None
     """Address of process 0."""
     num_processes: Annotated[int | None, optional("INT", "detected")] = None

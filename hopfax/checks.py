@@ -1,4 +1,4 @@
-"""Checks of arguments and their devices: chex checks shapes and types, this module other values.
+"""Checks and placement of arguments: chex checks shapes and types, this module other values.
 
 `chex.disable_asserts` disables the checks by chex.
 """
@@ -38,10 +38,10 @@ def instead(kind: type[Exception], message: str) -> dict[str, Any]:
 
 
 def share(rows: Any, common: Any) -> tuple[Any, Any]:
-    """Returns arrays whose rows all local devices share, and others with a copy on each device.
+    """Returns `rows`, split along the first axis over all local devices, and `common`, replicated.
 
-    They are unchanged while tracing, if the devices do not divide all rows or one is a number, and
-    if the caller has chosen devices: by `jax.default_device`, a mesh or committed arrays.
+    Both are unchanged while tracing, if the number of devices does not divide a first axis, and if
+    the caller has chosen devices: by `jax.default_device`, a mesh or committed arrays.
     """
     count, leaves = jax.local_device_count(), jax.tree.leaves(rows)
     if count == 1 or is_tracing() or any(not np.ndim(x) or len(x) % count for x in leaves):
@@ -63,7 +63,7 @@ def compile_once(*static: str, check: Any = None, split: bool = False) -> Callab
     """Returns a decorator that jits a function; `static` are names of hashable options.
 
     `check(*args, **options)` runs before each call, outside the trace. It may return options that
-    replace those of the call. With `split`, local devices share the rows of a first argument.
+    replace those of the call. With `split`, local devices share the rows of the first argument.
     """
 
     def decorate(fn: Any) -> Any:

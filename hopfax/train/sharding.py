@@ -24,7 +24,7 @@ class Sharding(NamedTuple):
     """A mesh of devices and the sharded axis; see `make_sharding`.
 
     Attributes:
-        mesh: The devices of all processes, along one axis.
+        mesh: The devices, along one axis.
         axis: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
             each device takes some rows of every batch, by XLA's partitioning; gradients are summed
             over devices.
@@ -58,7 +58,7 @@ class Sharding(NamedTuple):
         return (lambda *x: fn(*map(place, x, inputs))) if self.mesh.is_multi_process else fn
 
     def put(self, tree: Any, axis: str | None = None) -> Any:
-        """Places arrays, split over the first axis, or replicated if it does not divide evenly."""
+        """Places arrays, split along their first axis `axis`, or replicated if uneven or None."""
         divides = axis and len(jax.tree.leaves(tree)[0]) % self.mesh.size == 0
         return place(tree, self.over(axis) if axis and divides else self.over())
 
@@ -109,7 +109,7 @@ def make_sharding(
 
 
 def place(tree: Any, sharding: Any) -> Any:
-    """Like `jax.device_put`, but leaves arrays alone that are on several processes already."""
+    """Like `jax.device_put`, but arrays that already span processes are unchanged."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
@@ -143,8 +143,8 @@ def any_process(flag: bool) -> bool:
 def first(fn: Callable[[], Any]) -> Any:
     """Calls a function on process 0 only; all processes return its result or raise its error.
 
-    All processes call this together. Results are JSON values or bytes. Further calls within the
-    function happen on process 0 only.
+    All processes call this together. Results are JSON values or bytes; errors arrive elsewhere as
+    their built-in base class. Nested calls run on process 0 only.
     """
     global _alone
     if not jax.distributed.is_initialized() or _alone:

@@ -136,7 +136,7 @@ def test_workers_stop_where_the_coordinator_asks(monkeypatch, tmp_path):
     (tmp_path / cluster.STOP).touch()
     with pytest.raises(KeyboardInterrupt), interrupt.listen():
         cluster.work([job(0, "a")], tmp_path)
-    with pytest.raises(ValueError, match="the worker has no a: its code or files differ"):
+    with pytest.raises(ValueError, match="the worker lacks a: its code or files differ"):
         cluster.work([job(0, "b")], tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_the_plan_estimates_hours_from_trained_models(tmp_path):
     lines = cluster.plan([job(number, name) for number, name in enumerate(names)], tmp_path, 2)
     rows = [line.split()[:2] + line.split()[-5:-4] for line in lines.splitlines()]
     assert rows[:3] == [["complete", "a", "1.00"], ["50%", "b", "1.00"], ["missing", "c", "1.00"]]
-    assert lines.endswith("1 of 3 complete; ≈ 1.5 h left, ≈ 0.8 h with 2 workers")
+    assert lines.endswith("1 of 3 complete; ≈ 1.50 h left, ≈ 0.75 h with 2 workers")
     with pytest.raises(SystemExit):
         fill(tmp_path, [job(0)], replace(SUBMITIT, plan=True))
     assert not (tmp_path / "theory").exists()

@@ -71,8 +71,8 @@ def test_process_0_alone_decides_on_files(pair):
 def test_an_experiment_of_two_processes_has_the_results_of_one(pair, tmp_path, monkeypatch):
     folder, both, ((_, output, progress), (_, nothing, errors)) = pair
     assert [each["statuses"].tolist() for each in both] == [[__main__.FAILED, __main__.OK]] * 2
-    for text, names in ((progress, "not here"), (errors, "training/epochs")):
-        assert text.startswith(f"error: flags differ from those of process 0: {names}\n")
+    for text, names in ((progress, "in another one"), (errors, "training/epochs")):
+        assert text.startswith(f"error: flags differ between processes: {names}\n")
     assert "page: " in output and "100%" in progress and not nothing and "%" not in errors
     monkeypatch.setattr(__main__, "quick_to_compile", lambda: None)  # of this process
     flags = [*two_processes.EXPERIMENT.split(), "--runs", str(tmp_path)]
