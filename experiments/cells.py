@@ -36,7 +36,7 @@ from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
-from hopfax.train.sharding import Sharding, first
+from hopfax.train.sharding import Sharding, any_process, first
 from hopfax.train.state import adamw, seed_keys
 
 FORMAT = 3  # increase it when the same spec no longer trains the same model
@@ -114,6 +114,8 @@ def train(
     sizes = {"vocab_size": data.vocabulary.size, **plain(spec.sizes)}
     built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
+    if any_process(first(lambda: spec.id) != spec.id):
+        raise ValueError("processes must have the same data and code: their cells differ")
     if first(lambda: partial.exists() or not folder.exists()):
         with contextlib.ExitStack() as stack:
             first(lambda: stack.enter_context(locked(partial)))

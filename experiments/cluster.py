@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -57,20 +58,8 @@ class Job(NamedTuple):
     cell: str = ""  # its folder in `runs/cells/`, if it has one
 
 
-class Request(NamedTuple):
-    """Input of a worker, as JSON."""
-
-    folder: str  # for results and logs
-    directory: str  # for relative paths
-    command: list[str]  # for provenance
-    kind: tuple[str, str]  # module and class of the configuration
-    config: dict[str, Any]
-    units: list[str]
-    waits: bool  # for cells in use
-
-
 Submit = Callable[..., Any]  # submits a call to a worker; returns a future
-assigned: Request | None = None  # in a worker
+assigned: dict[str, Any] = {}  # a worker's request, see `Workers.poll`
 
 
 class Workers:
@@ -85,6 +74,7 @@ class Workers:
         count: int, folder: Path, own: bool = False,
     ):  # fmt: skip
         self.config, self.submit, self.count, self.own = config, submit, count, own
+        self.jobs = jobs
         self.units, self.folder = units(jobs), folder
         self.unit_of = {number: name for name, each in self.units.items() for number in each}
         self.waiting, self.running = [*turns], list[tuple[Sequence[str], Any]]()
@@ -139,15 +129,23 @@ class Workers:
             self.account(*each)
         while self.waiting and len(self.running) < self.count:
             self.folder.mkdir(exist_ok=True)
-            kind = type(self.config).__module__, type(self.config).__name__
-            config, names = plain(self.config), [*self.waiting.pop(0)]
-            request = Request(
-                str(self.folder), os.getcwd(), sys.orig_argv, kind, config, names, not self.own
-            )
+            request = {
+                "folder": str(self.folder),
+                "directory": os.getcwd(),  # for relative paths
+                "command": sys.orig_argv,  # for provenance
+                "kind": (type(self.config).__module__, type(self.config).__name__),
+                "config": plain(self.config),
+                "units": (names := self.waiting.pop(0)),
+                "waits": not self.own,  # for cells in use
+                "titles": [job.title for job in self.jobs],  # the worker must have the same
+            }
             # Ctrl-C reaches only the coordinator, which asks workers to stop.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 job = self.submit(subprocess.run, COMMAND, input=json.dumps(request).encode())
+            except Exception as error:  # its class depends on the launcher
+                reason = str(error).strip().partition("\n")[0]
+                raise OSError(f"the launcher refused a worker: {reason}") from error
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             self.running.append((names, job))
@@ -175,7 +173,7 @@ class Workers:
         if self.own or status == os.EX_TEMPFAIL:  # the coordinator tries, too
             self.pending -= left
         elif left and self.lost[name := names[0]] > RETRIES:
-            reason = f"{reason or status}; log: {self.folder / name}.log"
+            reason = f"{reason or f'status {status}'}; log: {self.folder / name}.log"
             self.collect(name, {"error": f"lost its worker {self.lost[name]} times: {reason}"})
         elif left:
             self.waiting.append(names)
@@ -284,18 +282,19 @@ def main() -> None:
     """Runs a worker: reads a request from standard input and measures its units."""
     global assigned
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several may share a GPU
-    signal.signal(signal.SIGUSR2, interrupt.request)  # Slurm's, before it ends a job
-    assigned = request = Request(*json.load(sys.stdin))
-    if not (folder := Path(request.folder)).is_dir():
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's: submitit ends the worker
+    assigned = request = json.load(sys.stdin)
+    if not (folder := Path(request["folder"])).is_dir():
         sys.exit(UNSEEN)
-    with (folder / f"{request.units[0]}.log").open("ab") as log:
+    with (folder / f"{request['units'][0]}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    sys.orig_argv = request.command
+    sys.orig_argv = request["command"]
+    threading.Thread(target=watch, args=(folder, os.getppid()), daemon=True).start()
     try:
-        os.chdir(request.directory)
-        module = importlib.import_module(request.kind[0])
-        config = restore(getattr(module, request.kind[1])(), request.config)
+        os.chdir(request["directory"])
+        module = importlib.import_module(request["kind"][0])
+        config = restore(getattr(module, request["kind"][1])(), request["config"])
         if config.budget == "smoke":
             importlib.import_module("experiments.__main__").quick_to_compile()
         with interrupt.listen():
@@ -303,51 +302,55 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if request.waits:  # else the coordinator repeats it
-            leave(request, request.units[0], error=f"{type(error).__name__}: {error}")
+        if request["waits"]:  # else the coordinator repeats it
+            leave(folder, request["units"][0], error=f"{type(error).__name__}: {error}")
         raise
+
+
+def watch(folder: Path, parent: int) -> None:
+    """Requests a stop once the coordinator asks for it, or is gone; attacks report no progress."""
+    while folder.exists() and not (folder / STOP).exists() and os.getppid() == parent:
+        time.sleep(1)
+    interrupt.request()
 
 
 def work(jobs: Sequence[Job], root: Path) -> None:
     """Measures a worker's units; `runner.fill` calls it in place of all jobs."""
-    request = assigned
-    assert request
-    folder, written = Path(request.folder), dict[int, float]()
-    parent, found, in_use = os.getppid(), units(jobs), False
-    if unknown := {*request.units} - found.keys():
-        raise ValueError(f"the worker lacks {', '.join(unknown)}: its code or files differ")
+    request, folder, written = assigned, Path(assigned["folder"]), dict[int, float]()
+    found, in_use = units(jobs), False
+    if {*request["units"]} - found.keys() or request["titles"] != [job.title for job in jobs]:
+        raise ValueError("the worker has other jobs: its code or files differ")
 
     def on_progress(number: int, share: float, **_: Any) -> None:
         if time.monotonic() - written.get(number, -inf) > 1:
             written[number] = time.monotonic()
-            write_whole(folder / f"{number}.share", str(share))
-            if (folder / STOP).exists() or os.getppid() != parent:
-                interrupt.request()
+            with contextlib.suppress(OSError):  # only shown
+                write_whole(folder / f"{number}.share", str(share))
         interrupt.check()
 
-    for name in request.units:
-        until, numbers = time.monotonic() + IN_USE_SECONDS * request.waits, found[name]
-        while request.waits or not (root / name).exists():  # the coordinator tests trained ones
+    for name in request["units"]:
+        until, numbers = time.monotonic() + IN_USE_SECONDS * request["waits"], found[name]
+        while request["waits"] or not (root / name).exists():  # the coordinator tests trained ones
             on_progress(numbers[0], 0.0)
             try:
                 measured = {n: jobs[n].measure(partial(on_progress, n)) for n in numbers}
             except BlockingIOError:
                 written.clear()
-                (folder / f"{numbers[0]}.share").unlink()
+                (folder / f"{numbers[0]}.share").unlink(missing_ok=True)
                 if in_use := time.monotonic() >= until:
                     break
                 time.sleep(2)
             else:
                 tables = {n: {k: pack(v) for k, v in each.items()} for n, each in measured.items()}
-                leave(request, name, tables=tables)
+                leave(folder, name, tables=tables)
                 break
     if in_use:
         sys.exit(os.EX_TEMPFAIL)
 
 
-def leave(request: Request, name: str, **result: Any) -> None:
+def leave(folder: Path, name: str, **result: Any) -> None:
     """Stores what `Workers.collect` takes: `tables` by the job's number, or `error`."""
-    write_whole(Path(request.folder, f"{name}.result"), json.dumps(result, default=np.generic.item))
+    write_whole(folder / f"{name}.result", json.dumps(result, default=np.generic.item))
 
 
 def pack(rows: Rows) -> dict[str, tuple[str, list[Any]]]:

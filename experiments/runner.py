@@ -139,8 +139,7 @@ def start_workers(config: Any, jobs: Sequence[Job], folder: Path) -> cluster.Wor
     trials = [n for n, (k, *_) in found.items() if getattr(jobs[k].measure, "func", 0) is measure]
     if flags.launcher != "none":
         # Of trained models, this process looks whether all predictions are stored.
-        kept = {name for name in found if (root / name).is_file()}
-        kept |= {name for name in trials if (root / name).exists()}
+        kept = {n for n in found if (root / n).is_file() or (n in trials and (root / n).exists())}
         turns = [[name] for name in found if name not in kept]
         submit = cluster.launcher(flags.launcher, flags.launcher_options or (), flags.workers, own)
         return cluster.Workers(config, jobs, turns, submit, count=flags.workers, folder=own)
@@ -243,13 +242,7 @@ def load(config: Flags, name: str) -> TaskData:
         train, dev = (read_table(path, **columns) for path in (flags.train, flags.dev))
         for path, table in ((flags.train, train), (flags.dev, dev)):
             print(f"{path}: {', '.join(table.notes)}")
-        data = from_rows(
-            *train,
-            test=dev,
-            name=name,
-            vocabulary=tokens or flags.vocab,
-            **sizes,
-        )
+        data = from_rows(*train, test=dev, name=name, vocabulary=tokens or flags.vocab, **sizes)
     elif task(name).suite == "synthetic":
         data = load_task(name, vocabulary=tokens, **sizes)
     else:

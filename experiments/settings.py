@@ -186,7 +186,8 @@ class Cluster:
     """Maximum number of workers at a time, one model each; requires --launcher."""
     launcher_options: Annotated[tuple[str, ...] | None, optional("KEY=VALUE ...", "none")] = None
     """submitit: parameters of its AutoExecutor, such as slurm_partition=gpu gpus_per_node=1
-    timeout_min=600. Ray: address=HOST:PORT, and options of a task, such as num_gpus=1."""
+    timeout_min=600. Ray: address=HOST:PORT, and options of a task, such as num_gpus=1, without
+    which workers see no GPU."""
     plan: bool = False
     """Print the models of the run, whether each is trained, and estimated hours; then exit."""
 

@@ -86,7 +86,7 @@ class Suite(Flags):
     def names(self) -> Sequence[str]:
         """Models to train."""
         few = self.SMOKE if self.budget == "smoke" else ()
-        return few if few and self.model is type(self).model else self.model
+        return few if few and self.model == type(self).model else self.model
 
     def conditions(self, task: str) -> Sequence[Condition]:
         """What to test under."""

@@ -15,13 +15,13 @@ import optax
 from hopfax.data.batching import Bucket
 from hopfax.nn.functional import Params
 from hopfax.train import interrupt
-from hopfax.train.checkpoint import CheckpointError, Checkpoints
+from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.progress import Progress
 from hopfax.train.schedule import epoch_chunks
-from hopfax.train.sharding import any_process, fetch
+from hopfax.train.sharding import any_process, fetch, first
 from hopfax.train.state import TrainState, init_states, seed_keys
 from hopfax.train.step import Metrics, make_chunk
 
@@ -257,15 +257,15 @@ class _Reporter:
         self.write(step, {"loss": loss[:, training].mean()}, epoch=epoch, **means)
 
     def write(self, step: int, shown: dict[str, float], **logged: Any) -> None:
-        if self.log:
-            self.log.write(step, time=round(time.time(), 1), **logged)
+        if log := self.log:
+            first(lambda: log.write(step, time=round(time.time(), 1), **logged))
         shown = {name: float(value) for name, value in shown.items()}
         self.on_progress(step / self.total_steps, **shown)
 
     def diverged(self, event: str, number: int) -> DivergedError:
         newest = "none"
         if self.checkpoints:
-            with contextlib.suppress(CheckpointError):  # the divergence is the error to report
+            with contextlib.suppress(OSError):  # the divergence is the error to report
                 self.checkpoints.wait()
             newest = self.checkpoints.newest()
         return DivergedError(

@@ -156,7 +156,8 @@ def first(fn: Callable[[], Any]) -> Any:
             value = fn()
         except Exception as error:
             failure = error
-        _alone = False
+        finally:
+            _alone = False
         kind = next(each for each in type(failure).__mro__ if each.__module__ == "builtins")
         document = value, failure and (kind.__name__, str(failure))
         message = value if isinstance(value, bytes) else json.dumps(document, default=str).encode()

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,14 +47,14 @@ def in_process(jobs, monkeypatch, tmp_path):
     started = []
 
     def submit(*_, input):
-        request = cluster.Request(*json.loads(input))
-        started.append(request.units)
+        request = json.loads(input)
+        started.append(request["units"])
         with monkeypatch.context() as patch:
             patch.setattr(cluster, "assigned", request)
             try:
                 cluster.work(jobs, tmp_path)
             except FloatingPointError as error:
-                cluster.leave(request, request.units[0], error=str(error))
+                cluster.leave(Path(request["folder"]), request["units"][0], error=str(error))
         return ended()
 
     monkeypatch.setattr(cluster, "launcher", lambda *_: submit)
@@ -94,7 +95,7 @@ def test_a_lost_worker_is_replaced_twice(status, tmp_path):
         while workers.are_busy():
             assert workers.has(0)
             workers.poll()
-    assert [json.loads(each)[-2] for each in starts] == [["a"]] * 3
+    assert [json.loads(each)["units"] for each in starts] == [["a"]] * 3
     assert "lost its worker 3 times" in workers.failed[0] and str(status) in workers.failed[0]
 
 
@@ -107,8 +108,10 @@ def test_a_worker_that_does_not_see_the_runs_is_an_error(tmp_path):
         workers.poll(), workers.poll()
 
 
-def request(tmp_path, *units, waits=True):
-    return cluster.Request(str(tmp_path), "", [], ("", ""), {}, [*units], waits)
+def assign(monkeypatch, tmp_path, jobs, unit):
+    titles = [job.title for job in jobs]
+    request = {"folder": str(tmp_path), "units": [unit], "waits": True, "titles": titles}
+    monkeypatch.setattr(cluster, "assigned", request)
 
 
 def test_a_worker_waits_for_a_cell_in_use(monkeypatch, tmp_path):
@@ -120,23 +123,26 @@ def test_a_worker_waits_for_a_cell_in_use(monkeypatch, tmp_path):
             raise BlockingIOError("in use")
         return {}
 
-    monkeypatch.setattr(cluster, "assigned", request(tmp_path, "a"))
+    jobs = [runner.Job("", busy, "a")]
+    assign(monkeypatch, tmp_path, jobs, "a")
     monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
-    cluster.work([runner.Job("", busy, "a")], tmp_path)
+    cluster.work(jobs, tmp_path)
     assert json.loads((tmp_path / "a.result").read_bytes()) == {"tables": {"0": {}}}
     calls.clear()
     monkeypatch.setattr(cluster, "IN_USE_SECONDS", 0.0)
     with pytest.raises(SystemExit) as left:
-        cluster.work([runner.Job("", busy, "b"), runner.Job("", busy, "a")], tmp_path)
+        cluster.work(jobs, tmp_path)
     assert left.value.code == os.EX_TEMPFAIL
 
 
 def test_workers_stop_where_the_coordinator_asks(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "assigned", request(tmp_path, "a"))
+    jobs = [job(0, "a")]
+    assign(monkeypatch, tmp_path, jobs, "a")
     (tmp_path / cluster.STOP).touch()
     with pytest.raises(KeyboardInterrupt), interrupt.listen():
-        cluster.work([job(0, "a")], tmp_path)
-    with pytest.raises(ValueError, match="the worker lacks a: its code or files differ"):
+        cluster.watch(tmp_path, os.getppid())
+        cluster.work(jobs, tmp_path)
+    with pytest.raises(ValueError, match="the worker has other jobs: its code or files differ"):
         cluster.work([job(0, "b")], tmp_path)
 
 
@@ -169,7 +175,7 @@ def test_real_workers_say_what_they_lack(launcher, tmp_path):
 def test_tables_return_from_workers_as_they_were(tmp_path):
     rows = [{"n": n, "x": np.float32(x), "y": y} for n, x, y in ((1, 0.1, np.int8(3)), (2, 1, "a"))]
     for table in (rows, pd.DataFrame(rows).astype({"x": "float32"})):
-        cluster.leave(request(tmp_path), "a", tables={0: {"results": cluster.pack(table)}})
+        cluster.leave(tmp_path, "a", tables={0: {"results": cluster.pack(table)}})
         stored = json.loads((tmp_path / "a.result").read_bytes())["tables"]["0"]["results"]
         again = cluster.unpack(stored)
         pd.testing.assert_frame_equal(again, pd.DataFrame(table))
