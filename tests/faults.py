@@ -2,10 +2,11 @@
 
 python -m tests.faults [CASE ...] [--count N] [--seed S] [--out FILE.csv]
 
-A trial survives if the run, resumed after the fault, ends with the results and predictions of an
-undisturbed run, bit for bit. An error survives only where there can be no result, and if it names
-its file. Runs are forked from a process that has imported the project, so that a random moment is
-one of work. Cases in FILE.csv are not repeated.
+A trial of a run survives if the run, resumed after the fault, ends with the results and
+predictions of an undisturbed run, bit for bit, or where no result is possible, with an error that
+says what the case expects, such as the damaged file. `checkpoint` and `fuzz` say what they check.
+Runs are forked from a process that has imported the project, so that random moments do not fall
+into imports. Cases that are in FILE.csv are skipped.
 """
 
 import argparse
@@ -316,12 +317,15 @@ CASES = {
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    words = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m tests.faults", None, __doc__, formatter_class=words)
     parser.add_argument("case", nargs="*", help=", ".join(CASES))
     parser.add_argument("--count", type=int, help="number of trials of each case")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("faults.csv"))
+    parser.add_argument("--seed", type=int, default=0, help="seed of the faults (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("faults.csv"), help="table of results")
     flags = parser.parse_args()
+    if unknown := {*flags.case} - {*CASES}:
+        parser.error(f"cases must be of {', '.join(CASES)}, got {', '.join(unknown)}")
     with tempfile.TemporaryDirectory() as place, flags.out.open("a+") as file:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{place}/compiled")
         if not file.tell():

@@ -89,4 +89,4 @@ def test_processes_that_do_not_come_or_fit_are_an_error(capsys):
     assert errors == "error: not all processes joined 127.0.0.1:9 in 3 seconds\n"
     for address, index in (("host", "1"), ("host:1", "2")):
         assert __main__.main([*flags, index, "--coordinator", address]) == __main__.FAILED
-        assert f"set together, got {address}, 2 and {index}" in capsys.readouterr().err
+        assert f"and with --distributed, got {address}, 2 and {index}" in capsys.readouterr().err
