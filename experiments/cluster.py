@@ -39,8 +39,8 @@ SAVING_SECONDS = 60.0  # for workers to save when the coordinator stops
 STOP = "stop"  # workers stop once this file exists
 UNSEEN = 72  # exit status of a worker that does not see the folder of the run
 # Starts a worker, which reads a request from standard input.
-PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from experiments import cluster; cluster.main()"
-COMMAND = (sys.executable, "-c", PROGRAM, str(Path(__file__).parents[1]))
+CODE = "import sys; sys.path[:0] = sys.argv[1:]; __import__('experiments.cluster').cluster.main()"
+COMMAND = (sys.executable, "-c", CODE, str(Path(__file__).parents[1]))
 
 Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
 
