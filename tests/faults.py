@@ -47,7 +47,6 @@ CHILDREN.set_forkserver_preload(["experiments.robertha.suites", "matplotlib.pypl
 
 def command(words, folder, jump):
     """Runs a command line, in a child; its clock jumps by some seconds after some others."""
-    os.setpgrp()  # with processes that it starts
     os.chdir(folder)
     with open(log(folder), "ab") as file:
         os.dup2(file.fileno(), 1)
@@ -75,16 +74,11 @@ def start(folder, words=RUN, runs="runs", jump=(0, 0)):
     return process
 
 
-def stop(process):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-
-
 def trouble(folder, process, statuses=(0,), named=("",)):
     """Waits for a run; returns what is wrong with its end. Errors must have one of some words."""
     process.join(300)
     output, status = log(folder).read_text(errors="replace"), process.exitcode
+    process.kill()  # if it hangs
     right = status in statuses and (status <= 0 or any(each in output for each in named))
     return "" if right and "Traceback" not in output else f"status {status}: {output[-3000:]}"
 
@@ -98,7 +92,6 @@ def results(folder):
 def finish(folder, whole, words=RUN, ends=(), **how):
     """Resumes a run to its end; returns what differs. `ends` are allowed ones, see `trouble`."""
     wrong = trouble(folder, process := start(folder, words, **how), *ends)
-    stop(process)
     if wrong or process.exitcode:
         return wrong
     expected, actual = results(whole), results(folder)
@@ -116,7 +109,8 @@ def undisturbed(place, words=RUN):
 def cut(folder, rng, seconds, **how):
     process = start(fresh(folder), **how)
     process.join(rng.uniform(0, seconds))
-    stop(process)
+    process.kill()
+    process.join()
     return folder
 
 
@@ -124,9 +118,9 @@ def kill(place, rng, count, words=RUN, by=signal.SIGKILL):
     """A signal to a run or one of its workers, at up to six moments before it may finish."""
     whole, seconds = undisturbed(place, words)
     while count > 0:
-        folder, outcomes, processes = fresh(place / "killed"), [], []
+        folder, outcomes = fresh(place / f"killed-{count}"), []  # workers of the last may still end
         while len(outcomes) < min(count, 6):
-            processes.append(process := start(folder, words))
+            process = start(folder, words)
             process.join(rng.uniform(0, seconds))
             if process.exitcode is not None:
                 break
@@ -139,8 +133,6 @@ def kill(place, rng, count, words=RUN, by=signal.SIGKILL):
                 os.kill(int(rng.choice(family)), by)
             outcomes.append(trouble(folder, process, (0, 130, -by), ["To go on, run:"]))
         end = finish(folder, whole, words)
-        for process in processes:
-            stop(process)
         yield from (each or end for each in outcomes)
         count -= len(outcomes)
 
