@@ -131,7 +131,7 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     if getattr(getattr(config, "cluster", None), "launcher", "none") != "none":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers share its GPU
     interrupt.check()
-    with importlib.import_module("experiments.hosts").joined(name, config):
+    with importlib.import_module("experiments.hosts").join(name, config):
         importlib.import_module("hopfax.train.sharding").check_devices()
         if folder := config.run() if suite else module.run(config):
             page = folder / "report.html"

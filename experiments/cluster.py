@@ -99,14 +99,15 @@ class Workers:
 
     def share(self, number: int) -> float:
         """Returns the share done of a job, -1 if no worker has begun it."""
-        with contextlib.suppress(OSError, ValueError):
-            return float((self.folder / f"{number}.share").read_text())
+        if any(self.unit_of[number] in names for names, _ in self.running):
+            with contextlib.suppress(OSError, ValueError):
+                return float((self.folder / f"{number}.share").read_text())
         return -1.0
 
     def has(self, number: int) -> bool:
         """Returns whether a worker measures a job, or will."""
         if self.own:
-            return bool(self.running) and 0 <= self.share(number) < 1 and number not in self.tables
+            return 0 <= self.share(number) < 1 and number not in self.tables
         return self.unit_of[number] in self.pending
 
     def are_busy(self) -> bool:
@@ -193,7 +194,7 @@ def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
     Hours still to come are estimates (≈): of the cell itself, else the median of the same task.
     """
     titles = {name: jobs[numbers[0]].title for name, numbers in units(jobs).items()}
-    known = {name: each for name in titles if (each := trained(root, name))}
+    known = {name: each for name in titles if (each := training_hours(root, name))}
     lines, left, shown = [], 0.0, lambda hours: f"{hours:.2f}".replace("nan", "?")
     for name, title in titles.items():
         task = title.partition(",")[0]
@@ -208,7 +209,7 @@ def plan(jobs: Sequence[Job], root: Path, workers: int) -> str:
     return "\n".join([*lines, f"{done} of {len(lines)} complete; {total}"])
 
 
-def trained(root: Path, name: str) -> tuple[float, float] | None:
+def training_hours(root: Path, name: str) -> tuple[float, float] | None:
     """Returns the hours that a cell's whole training takes, and its share done; None if unknown."""
     folder = root / name if (root / name).exists() else root / f"{name}.partial"
     with contextlib.suppress(OSError, ValueError, LookupError):

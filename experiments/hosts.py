@@ -18,7 +18,7 @@ SECONDS = 120  # until all processes must have joined
 
 
 @contextlib.contextmanager
-def joined(name: str, config: Any) -> Iterator[None]:
+def join(name: str, config: Any) -> Iterator[None]:
     """With `--distributed`, joins the processes of an experiment; only the first one prints."""
     flags = getattr(config, "hosts", Hosts())
     place: Any = flags.coordinator, flags.num_processes, flags.process_index

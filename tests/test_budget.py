@@ -33,7 +33,7 @@ def first_screen():
     [
         pytest.param(lambda: lines(*files(ROOT / "hopfax", "*.py")), 16_399, id="hopfax"),
         pytest.param(lambda: lines(*files(EXPERIMENTS, "*.py")), 12_257, id="experiments"),
-        pytest.param(lambda: lines(*files(ROOT / "tests", "*.py")), 15_581, id="tests"),
+        pytest.param(lambda: lines(*files(ROOT / "tests", "*.py")), 15_572, id="tests"),
         pytest.param(lambda: max(map(lines, files(EXPERIMENTS, "*.py"))), 450, id="longest file"),
         pytest.param(lambda: lines(*files(EXPERIMENTS / "pages", "*.py")), 660, id="written pages"),
         pytest.param(lambda: len(files(RESULTS)), 44, id="files of results"),
